@@ -1,0 +1,1 @@
+"""Checkpoint -> bundle. torch, transformers and onnx live here and nowhere else."""

@@ -1,0 +1,1 @@
+"""What one family needs beyond the generic path."""

@@ -1,0 +1,1 @@
+"""Bundle -> tokens. No torch, transformers or onnx, ever."""

@@ -1,0 +1,179 @@
+"""The bundle's manifest as frozen values: what a graph looks like from outside, and its limits.
+
+One table of `TensorSpec` per graph is the contract: input names, dynamic shapes, checks, docs and
+memory sizes are derived from it, so nothing downstream asks which model it serves. This file knows
+nothing of files on disk (see `bundle.py`) and nothing of how a graph is made.
+
+Contract of the graphs (all targets):
+
+* `input_ids` int64 [batch, seq]: prefill takes right-padded rows, decode takes seq == 1.
+* `past_lens` int32 [batch]: tokens of the row already in the cache.
+* `query_lens` int32 [batch] (prefill only): valid tokens of the row, 1..seq.
+* `context_lens` int32 [batch] (only where `kv.recompute_at` is set): tokens that the row will hold
+  when its present prefill is done; it selects the rope regime of the whole row.
+* `logits_indices` int64 [batch, num_logits] (prefill only): positions inside the chunk whose
+  logits are wanted; normally the one last valid token.
+* `past_key_<i>` / `past_value_<i>` [batch, kv_heads, capacity, head_dim]; `present_*` have the same
+  shape and are meant to be bound to the same memory. Needs past_lens + seq <= capacity for every
+  row, padding included. Nothing at or beyond past_lens + query_lens is written; values there,
+  NaN included, never reach a result.
+* `logits` float32 [batch, num_logits, vocab].
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+FORMAT = "trtllm-lite-bundle"
+FORMAT_VERSION = "1.0"
+MANIFEST_NAME = "bundle.json"
+PARITY_NAME = "parity.json"
+
+Role = Literal[
+    "input_ids",
+    "past_lens",
+    "query_lens",
+    "context_lens",
+    "logits_indices",
+    "past_key",
+    "past_value",
+    "present_key",
+    "present_value",
+    "logits",
+]
+Phase = Literal["prefill", "decode"]
+
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "int32": 4, "int64": 8}
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One graph input or output. `shape` mixes fixed sizes and symbolic dimension names."""
+
+    name: str
+    role: Role
+    dtype: str
+    shape: tuple[int | str, ...]
+    layer: int | None = None
+
+
+@dataclass(frozen=True)
+class GraphSpec:
+    """One ONNX file of the bundle and its inputs and outputs, in graph order."""
+
+    phase: Phase
+    file: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    def by_role(self, role: Role) -> tuple[TensorSpec, ...]:
+        return tuple(t for t in (*self.inputs, *self.outputs) if t.role == role)
+
+
+@dataclass(frozen=True)
+class KVLayer:
+    """The cache of one layer. `sliding_window` counts the tokens that a query sees, itself
+    included; None is full attention."""
+
+    num_kv_heads: int
+    head_dim: int
+    sliding_window: int | None = None
+
+
+@dataclass(frozen=True)
+class KVSpec:
+    """The KV cache contract. `layout` "slots" is one pool [slots, kv_heads, capacity, head_dim] per
+    layer for K and for V, bound in place.
+
+    `recompute_at`: a sequence whose length first exceeds this many tokens must be computed again
+    from its first token, because its rope regime changes for every position (longrope).
+    """
+
+    dtype: str
+    layers: tuple[KVLayer, ...]
+    layout: str = "slots"
+    recompute_at: int | None = None
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of K and V of one token over all layers."""
+        return sum(2 * x.num_kv_heads * x.head_dim for x in self.layers) * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the graphs were made and proved for."""
+
+    max_num_seqs: int
+    max_model_len: int
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Facts about the model that a reader wants; the runtime computes nothing from `model_type`."""
+
+    model_type: str
+    architecture: str
+    num_parameters: int
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    pad_token_id: int | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the weights came from. `id` is a folder name, hub id or GGUF file name, never a path."""
+
+    id: str
+    format: Literal["safetensors", "gguf"]
+    revision: str | None = None
+    license: str | None = None
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file of the bundle. `path` is relative, with forward slashes, inside the folder."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """Weight formats per phase; "none" is the plain dtype."""
+
+    prefill: str = "none"
+    decode: str = "none"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All of bundle.json. Written last by the exporter, only read by the runtime."""
+
+    model: ModelFacts
+    source: Source
+    target: str
+    dtype: str
+    quantization: Quantization
+    limits: Limits
+    kv: KVSpec
+    graphs: tuple[GraphSpec, ...]
+    weights: str
+    files: tuple[FileEntry, ...]
+    tokenizer: str | None = None
+    chat_template: str | None = None
+    generation_config: str | None = None
+    producer: dict[str, str] = field(default_factory=dict)
+    format: str = FORMAT
+    format_version: str = FORMAT_VERSION
+
+    def graph(self, phase: Phase) -> GraphSpec:
+        return next(g for g in self.graphs if g.phase == phase)
+
+    def __iter__(self) -> Iterator[GraphSpec]:
+        return iter(self.graphs)
