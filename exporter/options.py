@@ -1,0 +1,48 @@
+"""What an export is asked to do. Frozen, checked once."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtllm_lite.runtime.errors import UsageError
+
+TARGETS = ("cpu",)
+DTYPES = ("float32", "float16", "bfloat16")
+MAX_SEQS = 4096
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Options of one export.
+
+    model: a Hugging Face folder, a hub id, or a GGUF file. output: the bundle folder to make.
+    dtype: how weights are stored; the cpu target computes in float32 and keeps a float32 KV cache
+    whatever the storage, because ONNX Runtime has no bfloat16 and hardly any float16 CPU kernels.
+    max_model_len: longest sequence, None is what the checkpoint declares. max_num_seqs: slots that
+    the runtime opens by default. revision: of a hub id. num_layers: keep only the first layers
+    (used to verify a model whose reference does not fit in memory).
+    """
+
+    model: str
+    output: Path
+    target: str = "cpu"
+    dtype: str = "float32"
+    max_model_len: int | None = None
+    max_num_seqs: int = 16
+    verify: bool = True
+    dry_run: bool = False
+    revision: str | None = None
+    overwrite: bool = False
+    num_layers: int | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("--target", self.target, TARGETS)
+        _one_of("--dtype", self.dtype, DTYPES)
+        if self.max_model_len is not None and self.max_model_len < 1:
+            raise UsageError(f"--max-model-len: got {self.max_model_len}; allowed: 1 or more")
+        if not 1 <= self.max_num_seqs <= MAX_SEQS:
+            raise UsageError(f"--max-num-seqs: got {self.max_num_seqs}; allowed: 1 to {MAX_SEQS}")
+
+
+def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise UsageError(f"{option}: got {value!r}; allowed: {', '.join(allowed)}")

@@ -1,0 +1,113 @@
+"""Rewrites of a traced graph. Each takes an onnx_ir model, changes it in place, and returns in how
+many places it did."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+from onnxscript import optimizer
+
+MICROSOFT = "com.microsoft"
+
+
+def fold_constants(model: ir.Model) -> int:
+    """Fold what does not depend on inputs or weights. Returns the number of nodes removed.
+
+    Weights have no data here; as graph inputs the folder leaves them alone.
+    """
+    graph = model.graph
+    before = len(graph)
+    weights = [v for v in graph.initializers.values() if v.const_value is None]
+    for value in weights:
+        del graph.initializers[str(value.name)]
+        graph.inputs.append(value)
+    try:
+        optimizer.optimize_ir(model, onnx_shape_inference=True)
+        common.CommonSubexpressionEliminationPass()(model)
+        common.RemoveUnusedNodesPass()(model)
+    finally:
+        for value in weights:
+            graph.inputs.remove(value)
+            graph.initializers[str(value.name)] = value
+    return before - len(graph)
+
+
+def drop_unused_weights(model: ir.Model) -> int:
+    """Remove initializers that no node reads (the other phase may read them)."""
+    unused = [n for n, v in model.graph.initializers.items() if not v.uses()]
+    for name in unused:
+        del model.graph.initializers[name]
+    return len(unused)
+
+
+def fuse_linear(model: ir.Model) -> int:
+    """MatMul(x, Transpose(weight)) -> FusedMatMul(x, weight, transB=1).
+
+    The weight stays in the checkpoint's layout, so that it can be streamed to disk unchanged and a
+    tied embedding is one tensor; ONNX Runtime packs it when a session is created.
+    """
+    count = 0
+    for node in list(model.graph):
+        if node.op_type != "MatMul" or (weight := _transposed_weight(node)) is None:
+            continue
+        _replace(node, "FusedMatMul", MICROSOFT, [node.inputs[0], weight], {"transB": 1})
+        count += 1
+    common.RemoveUnusedNodesPass()(model)
+    if count:
+        model.graph.opset_imports[MICROSOFT] = 1
+    return count
+
+
+def add_storage_casts(model: ir.Model, dtype: ir.DataType) -> int:
+    """Store float32 weights as `dtype` and cast them back where they are read."""
+    weights = [v for v in model.graph.initializers.values() if v.const_value is None]
+    for value in weights:
+        stored = ir.Value(name=value.name, shape=value.shape, type=ir.TensorType(dtype))
+        value.name = f"{value.name}.float32"
+        cast = ir.node("Cast", [stored], {"to": ir.DataType.FLOAT}, outputs=[value])
+        del model.graph.initializers[str(stored.name)]
+        model.graph.initializers[str(stored.name)] = stored
+        model.graph.insert_before(model.graph[0], cast)
+    return len(weights)
+
+
+def scopes(node: ir.Node) -> list[str]:
+    """Module names around a node, outermost first, as the tracer recorded them."""
+    text = node.metadata_props.get("pkg.torch.onnx.name_scopes", "[]")
+    return [part.strip(" '\"") for part in text.strip("[]").split(",")]
+
+
+def _transposed_weight(node: ir.Node) -> ir.Value | None:
+    """The 2-D weight behind the second input, when that is its transpose."""
+    value = node.inputs[1]
+    transpose = value.producer() if value is not None else None
+    if transpose is None or transpose.op_type != "Transpose":
+        return None
+    weight = transpose.inputs[0]
+    perm = transpose.attributes.get("perm")
+    swapped = perm is not None and list(perm.as_ints()) == [1, 0]
+    return weight if weight is not None and weight.is_initializer() and swapped else None
+
+
+def _replace(
+    node: ir.Node, op_type: str, domain: str, inputs: list[Any], attributes: dict[str, Any]
+) -> ir.Node:
+    """Put a new node with the same output value in the place of `node`."""
+    new = ir.node(op_type, inputs, attributes, domain=domain, num_outputs=1)
+    new.metadata_props.update(node.metadata_props)
+    output, fresh = node.outputs[0], new.outputs[0]
+    assert node.graph is not None
+    fresh.name, fresh.shape, fresh.type = output.name, output.shape, output.type
+    ir.convenience.replace_nodes_and_values(node.graph, node, [node], [new], [output], [fresh])
+    return new
+
+
+def external_weights(models: Iterable[ir.Model]) -> dict[str, ir.Value]:
+    """Every weight that some graph reads, in the order of first use."""
+    found: dict[str, ir.Value] = {}
+    for model in models:
+        for name, value in model.graph.initializers.items():
+            if value.const_value is None:
+                found.setdefault(name, value)
+    return found

@@ -1,0 +1,87 @@
+"""The reference: transformers' own eager model in float32."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import AutoModelForCausalLM
+
+from trtllm_lite.exporter.checkpoint import Checkpoint
+from trtllm_lite.exporter.graphs import truncated
+from trtllm_lite.runtime.errors import CheckpointError
+
+Array = npt.NDArray[Any]
+STORED = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class Reference:
+    """Eager attention, float32, one sequence at a time, no cache. Weights are rounded to the
+    bundle's storage dtype first, so that what is compared is the conversion alone."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model.eval()
+
+    @property
+    def model(self) -> Any:
+        return self._model
+
+    def logits(self, token_ids: list[int], last: int) -> Array:
+        """Logits of the last `last` positions, [last, vocab] float32."""
+        with torch.no_grad():
+            out = self._model(input_ids=torch.tensor([token_ids]), use_cache=False)
+        logits: Array = out.logits[0, -last:].to(torch.float32).numpy()
+        return logits
+
+    def hidden_states(self, token_ids: list[int]) -> list[Array]:
+        """What enters each layer and what leaves the last one before the final norm is applied by
+        the model's own bookkeeping: [seq, hidden] each."""
+        with torch.no_grad():
+            out = self._model(
+                input_ids=torch.tensor([token_ids]), use_cache=False, output_hidden_states=True
+            )
+        return [h[0].to(torch.float32).numpy() for h in out.hidden_states]
+
+
+def load_reference(checkpoint: Checkpoint, dtype: str, num_layers: int | None = None) -> Reference:
+    """Load the checkpoint as transformers does. Raises CheckpointError when it cannot."""
+    config = truncated(copy.deepcopy(checkpoint.config), num_layers)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            **checkpoint.load_arguments,
+            config=config,
+            dtype=torch.float32,
+            attn_implementation="eager",
+        )
+    except (OSError, ValueError, KeyError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"transformers cannot load the reference: {first}") from error
+    if dtype in STORED:
+        _round(model, STORED[dtype])
+    return Reference(model)
+
+
+def _round(model: Any, dtype: torch.dtype) -> None:
+    with torch.no_grad():
+        for param in model.parameters():
+            param.copy_(param.to(dtype).to(torch.float32))
+
+
+def needed_bytes(num_parameters: int) -> int:
+    """Memory to hold the reference and the bundle's session side by side, both float32: the
+    model, ONNX Runtime's packed copy and its unpacked embedding, and room to work."""
+    return num_parameters * 4 * 5 // 2 + 2**30
+
+
+def relative_kl(reference: Array, other: Array) -> float:
+    """KL(reference || other) of one row of logits, in nats."""
+    p, q = _log_softmax(reference), _log_softmax(other)
+    return float(np.sum(np.exp(p) * (p - q)))
+
+
+def _log_softmax(row: Array) -> Array:
+    wide = row.astype(np.float64)
+    shifted = wide - wide.max()
+    result: Array = shifted - np.log(np.exp(shifted).sum())
+    return result

@@ -1,0 +1,95 @@
+"""Tokenizer, chat template and generation defaults of a checkpoint, as the bundle keeps them."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from trtllm_lite.exporter.checkpoint import Checkpoint
+from trtllm_lite.runtime.errors import CheckpointError
+
+TOKENIZER = "tokenizer.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+GENERATION_CONFIG = "generation_config.json"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """Names of the files written, None for what the checkpoint lacks, and the special ids."""
+
+    tokenizer: str | None
+    chat_template: str | None
+    generation_config: str | None
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    pad_token_id: int | None
+
+
+def write_tokenizer_files(checkpoint: Checkpoint, folder: Path) -> TokenizerFiles:
+    """Write what the checkpoint has. A checkpoint without a tokenizer gives a bundle that takes
+    token ids only. Raises CheckpointError for a tokenizer that has no fast form."""
+    tokenizer = _load(checkpoint)
+    defaults = checkpoint.json(GENERATION_CONFIG)
+    name = template = None
+    if tokenizer is not None:
+        tokenizer.backend_tokenizer.save(str(folder / TOKENIZER))
+        name, template = TOKENIZER, _write_template(tokenizer, folder)
+    if defaults is not None:
+        (folder / GENERATION_CONFIG).write_text(json.dumps(defaults, indent=2) + "\n")
+    return TokenizerFiles(
+        tokenizer=name,
+        chat_template=template,
+        generation_config=GENERATION_CONFIG if defaults is not None else None,
+        bos_token_id=_first(checkpoint.config.bos_token_id, tokenizer, "bos_token_id"),
+        eos_token_ids=_eos(checkpoint, tokenizer, defaults),
+        pad_token_id=_first(checkpoint.config.pad_token_id, tokenizer, "pad_token_id"),
+    )
+
+
+def _load(checkpoint: Checkpoint) -> Any | None:
+    if checkpoint.gguf_file is None and not any(
+        (checkpoint.folder / name).is_file() for name in TOKENIZER_FILES
+    ):
+        return None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(**checkpoint.load_arguments)
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"the tokenizer cannot be read: {first}") from error
+    if not getattr(tokenizer, "is_fast", False):
+        raise CheckpointError("the tokenizer has no fast form (tokenizer.json); convert it first")
+    return tokenizer
+
+
+def _write_template(tokenizer: Any, folder: Path) -> str | None:
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    if not template:
+        return None
+    (folder / CHAT_TEMPLATE).write_text(template, encoding="utf-8")
+    return CHAT_TEMPLATE
+
+
+def _first(configured: Any, tokenizer: Any | None, attribute: str) -> int | None:
+    value = getattr(tokenizer, attribute, None) if tokenizer is not None else None
+    chosen = value if value is not None else configured
+    return chosen if isinstance(chosen, int) else None
+
+
+def _eos(
+    checkpoint: Checkpoint, tokenizer: Any | None, defaults: dict[str, Any] | None
+) -> tuple[int, ...]:
+    """Every id that any part of the checkpoint calls its end."""
+    found: list[int] = []
+    for value in (
+        (defaults or {}).get("eos_token_id"),
+        checkpoint.config.eos_token_id,
+        getattr(tokenizer, "eos_token_id", None) if tokenizer is not None else None,
+    ):
+        ids = value if isinstance(value, list | tuple) else [value]
+        found += [i for i in ids if isinstance(i, int) and i not in found]
+    return tuple(found)

@@ -1,0 +1,105 @@
+"""Where weights come from: one tensor at a time, in pieces, never a whole checkpoint.
+
+Files are read with plain reads into small buffers: a memory map would count every page that was
+ever touched as resident.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from trtllm_lite.exporter.checkpoint_guard import SafetensorsHeader, check_safetensors
+from trtllm_lite.runtime.errors import CheckpointError, UnsupportedError
+
+PIECE_BYTES = 32 * 2**20
+SAFETENSORS_DTYPES: dict[str, Any] = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+}
+
+Array = npt.NDArray[Any]
+
+
+class WeightSource(Protocol):
+    """Tensors by the name that the checkpoint gives them."""
+
+    def names(self) -> frozenset[str]: ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def pieces(self, name: str) -> Iterator[Array]:
+        """The tensor's elements in order, as one or more flat arrays of a float dtype."""
+
+
+@dataclass(frozen=True)
+class _Stored:
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    length: int
+
+
+class SafetensorsSource:
+    """One or more .safetensors files. Raises CheckpointError for headers that lie."""
+
+    def __init__(self, files: list[Path]) -> None:
+        self._stored: dict[str, _Stored] = {}
+        for file in files:
+            self._add(file, check_safetensors(file))
+
+    def _add(self, file: Path, header: SafetensorsHeader) -> None:
+        for entry in header.tensors:
+            if entry.name in self._stored:
+                other = self._stored[entry.name].file.name
+                raise CheckpointError(f"tensor {entry.name} stands in {other} and in {file.name}")
+            start = header.data_start + entry.start
+            self._stored[entry.name] = _Stored(
+                file, entry.dtype, entry.shape, start, entry.stop - entry.start
+            )
+
+    def names(self) -> frozenset[str]:
+        return frozenset(self._stored)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._stored[name].shape
+
+    def pieces(self, name: str) -> Iterator[Array]:
+        stored = self._stored[name]
+        if stored.dtype not in SAFETENSORS_DTYPES:
+            raise UnsupportedError(
+                f"weights of type {stored.dtype} (tensor {name})",
+                ", ".join(SAFETENSORS_DTYPES),
+                "export from the unquantized checkpoint",
+            )
+        dtype = np.dtype(SAFETENSORS_DTYPES[stored.dtype])
+        with stored.file.open("rb", buffering=0) as handle:
+            handle.seek(stored.start)
+            left = stored.length
+            while left:
+                piece = np.empty(min(left, PIECE_BYTES) // dtype.itemsize, dtype)
+                if handle.readinto(piece.view(np.uint8).data) != piece.nbytes:
+                    raise CheckpointError(f"{stored.file.name} ends inside tensor {name}")
+                left -= piece.nbytes
+                yield piece
+
+
+class MappedSource:
+    """A source seen through the model's own parameter names."""
+
+    def __init__(self, source: WeightSource, keys: Mapping[str, str]) -> None:
+        self._source = source
+        self._keys = dict(keys)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._source.shape(self._keys[name])
+
+    def pieces(self, name: str) -> Iterator[Array]:
+        return self._source.pieces(self._keys[name])

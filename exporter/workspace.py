@@ -1,0 +1,87 @@
+"""All or nothing: work in a sibling folder, rename it into place at the end.
+
+An interrupt, an error or a full disk leaves no trace, and an old bundle stays as it was.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from trtllm_lite.runtime.errors import TrtllmLiteError, UsageError
+from trtllm_lite.runtime.manifest import MANIFEST_NAME
+
+
+@contextmanager
+def workspace(output: Path, *, overwrite: bool) -> Iterator[Path]:
+    """A new folder beside `output`. On a normal exit it becomes `output`; on any other it is
+    removed. Raises UsageError when `output` may not be written."""
+    output = output.absolute()
+    _check_output(output, overwrite)
+    _remove_dead(output)
+    partial = output.parent / f".{output.name}.partial-{os.getpid()}"
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        partial.mkdir()
+    except OSError as error:
+        raise UsageError(f"--output: cannot write in {output.parent}: {error.strerror}") from error
+    try:
+        yield partial
+        _publish(partial, output)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def check_space(folder: Path, needed: int) -> None:
+    """Refuse before writing when the disk has less than `needed` bytes."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise TrtllmLiteError(
+            f"the bundle needs {needed / 1e9:.1f} GB and the disk has {free / 1e9:.1f} GB free; "
+            "choose another --output or a smaller --dtype"
+        )
+
+
+def _check_output(output: Path, overwrite: bool) -> None:
+    if not output.exists():
+        return
+    if not output.is_dir():
+        raise UsageError(f"--output: {output} is a file; give a folder")
+    if any(output.iterdir()) and not (output / MANIFEST_NAME).is_file():
+        raise UsageError(f"--output: {output} holds other files; give a new folder")
+    if (output / MANIFEST_NAME).is_file() and not overwrite:
+        raise UsageError(f"--output: {output} is a bundle already; add --overwrite to replace it")
+
+
+def _publish(partial: Path, output: Path) -> None:
+    """Swap folders by renames, so that `output` is never half of anything."""
+    if not output.exists():
+        partial.rename(output)
+        return
+    old = output.parent / f".{output.name}.replaced-{os.getpid()}"
+    output.rename(old)
+    try:
+        partial.rename(output)
+    except BaseException:
+        old.rename(output)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _remove_dead(output: Path) -> None:
+    """Remove what a killed export of the same bundle left behind."""
+    for stale in output.parent.glob(f".{output.name}.partial-*"):
+        pid = stale.name.rpartition("-")[2]
+        if pid.isdigit() and not _alive(int(pid)):
+            shutil.rmtree(stale, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
