@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from trtllm_lite.exporter.families import REFUSED
 from trtllm_lite.runtime.errors import UnsupportedError
 
 ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
@@ -17,6 +18,7 @@ def refuse_unsupported(config: Any) -> None:
 
 def _missing(config: Any) -> list[str]:
     found = [
+        _refused_family(config),
         _quantized(config),
         _not_decoder(config),
         _experts(config),
@@ -24,6 +26,11 @@ def _missing(config: Any) -> list[str]:
         _dynamic_rope(config),
     ]
     return [text for text in found if text]
+
+
+def _refused_family(config: Any) -> str | None:
+    notes = [f.note for f in REFUSED if f.model_type == config.model_type]
+    return f"{notes[0]} ({config.model_type})" if notes else None
 
 
 def _quantized(config: Any) -> str | None:

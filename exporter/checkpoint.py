@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
+from transformers import CONFIG_MAPPING, AutoConfig
 
 from trtllm_lite.exporter import gguf
 from trtllm_lite.exporter.checkpoint_guard import (
@@ -40,6 +40,7 @@ class Checkpoint:
         arguments: dict[str, Any] = {
             "pretrained_model_name_or_path": str(self.folder),
             "local_files_only": True,
+            "trust_remote_code": False,
         }
         if self.gguf_file is not None:
             arguments["gguf_file"] = self.gguf_file
@@ -92,7 +93,8 @@ def _open_folder(folder: Path, model_id: str, revision: str | None) -> Checkpoin
         hint = f"; it holds {found}: give that file" if found else ""
         raise CheckpointError(f"{folder}: no config.json, so not a checkpoint folder{hint}")
     raw = _read_json(config_path)
-    check_config(raw)
+    # transformers has its own code for these, and does not look at a map to foreign code.
+    check_config(raw, native_model_types=CONFIG_MAPPING.keys())
     if not checkpoint_files(folder):
         refuse_pickles(folder)
         raise CheckpointError(f"{folder}: no .safetensors weights")
@@ -114,7 +116,9 @@ def _open_gguf(path: Path) -> Checkpoint:
 
 def _config(folder: str, **arguments: Any) -> Any:
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, **arguments)
+        return AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, **arguments
+        )
     except (ValueError, KeyError, OSError) as error:
         first = str(error).strip().splitlines()[0]
         raise CheckpointError(f"the configuration cannot be read: {first}") from error

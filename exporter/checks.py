@@ -84,11 +84,20 @@ class Checks:
             logits = decode(self.session, [ids[length]], [length])
         findings.widen("decode_equals_prefill", logits, prefill(self.session, [ids]))
 
+    def _expected(self, ids: list[int], last: int) -> Array:
+        """Reference logits of the last positions, each as at the length it was computed at: on
+        both sides of a rope's switch, all positions have other angles."""
+        switch, first = self.recompute_at, len(ids) - last + 1
+        if switch is None or not first <= switch < len(ids):
+            return self.reference.logits(ids, last)
+        before = self.reference.logits(ids[:switch], switch - first + 1)
+        return np.concatenate([before, self.reference.logits(ids, len(ids) - switch)])
+
     def _compare(
         self, prompt: Prompt, tokens: list[int], logits: Array, findings: Findings
     ) -> None:
         ids = [*prompt.token_ids, *tokens[:-1]]
-        expected = self.reference.logits(ids, len(tokens))
+        expected = self._expected(ids, len(tokens))
         right = expected.argmax(axis=1) == np.array(tokens)
         divergence = None if right.all() else int(np.argmin(right))
         # After the first divergence both sides still see the same tokens, so all steps compare.

@@ -57,10 +57,13 @@ class AttentionFacts:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Row lengths inside a graph, int32: past [batch], query [batch] or None in decode."""
+    """Row lengths inside a graph, int32: past [batch], query [batch] or None in decode, total
+    [batch] (tokens in the cache after this step), longest [] (the largest total)."""
 
     past: Tensor
     query: Tensor | None
+    total: Tensor
+    longest: Tensor
 
 
 Emit = Callable[

@@ -6,13 +6,12 @@ from typing import Any
 
 import onnx_ir as ir
 
-from trtllm_lite.exporter.capabilities import refuse_unsupported
 from trtllm_lite.exporter.contract import graph_spec, kv_spec
 from trtllm_lite.exporter.graft import PROBE, AttentionFacts, probe
 from trtllm_lite.exporter.lowering import Target
 from trtllm_lite.exporter.passes import drop_unused_weights, external_weights, fold_constants
 from trtllm_lite.exporter.skeleton import Skeleton, build_skeleton
-from trtllm_lite.exporter.trace import trace
+from trtllm_lite.exporter.trace import quiet, trace
 from trtllm_lite.exporter.wrapper import SelectRows
 from trtllm_lite.models.longrope import graft_longrope
 from trtllm_lite.runtime.errors import TrtllmLiteError, UnsupportedError
@@ -56,7 +55,6 @@ def truncated(config: Any, num_layers: int | None) -> Any:
 
 def build_graphs(config: Any, target: Target, max_model_len: int, progress: Progress) -> Graphs:
     """Graft, trace both phases, lower. Raises UnsupportedError naming what is not supported."""
-    refuse_unsupported(config)
     progress.step("probe the model")
     skeleton, facts, recompute_at = _graft(config, max_model_len)
     kv = kv_spec(facts, "float32", recompute_at)
@@ -74,10 +72,12 @@ def build_graphs(config: Any, target: Target, max_model_len: int, progress: Prog
 
 def _graft(config: Any, max_model_len: int) -> tuple[Skeleton, list[AttentionFacts], int | None]:
     try:
-        skeleton = build_skeleton(config, PROBE)
+        with quiet():
+            skeleton = build_skeleton(config, PROBE)
         head = skeleton.model.get_output_embeddings()
         recompute_at = graft_longrope(skeleton.model, max_model_len)
-        facts = probe(skeleton)
+        with quiet():
+            facts = probe(skeleton)
     except TrtllmLiteError:
         raise
     except Exception as error:

@@ -7,8 +7,36 @@ from typing import Any
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 from onnxscript import optimizer
+from onnxscript.rewriter import RewriteRuleSet
+from onnxscript.rewriter.rules.common import (
+    cast_cast_rule,
+    collapse_slice2_rule,
+    collapse_slice_rule,
+    no_op_cast_rule,
+    no_op_expand_rule,
+    no_op_transpose_rule,
+    reshape_reshape_rule,
+    transpose_transpose_rule,
+    unsqueeze_unsqueeze_rule,
+)
+from onnxscript.rewriter.rules.fusion import _rms_normalization
 
 MICROSOFT = "com.microsoft"
+# onnxscript's default set also holds rules that scan the whole graph at every node.
+SIMPLIFY = RewriteRuleSet(
+    [
+        cast_cast_rule,
+        collapse_slice_rule,
+        collapse_slice2_rule,
+        no_op_cast_rule,
+        no_op_expand_rule,
+        no_op_transpose_rule,
+        reshape_reshape_rule,
+        transpose_transpose_rule,
+        unsqueeze_unsqueeze_rule,
+    ]
+)
+RMS_NORM = RewriteRuleSet(_rms_normalization.rms_normalization_rules)
 
 
 def fold_constants(model: ir.Model) -> int:
@@ -23,8 +51,12 @@ def fold_constants(model: ir.Model) -> int:
         del graph.initializers[str(value.name)]
         graph.inputs.append(value)
     try:
-        optimizer.optimize_ir(model, onnx_shape_inference=True)
+        optimizer.fold_constants_ir(model, onnx_shape_inference=True)
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+        common.DeduplicateInitializersPass()(model)
+        SIMPLIFY.apply_to_model(model)
         common.CommonSubexpressionEliminationPass()(model)
+        common.IdentityEliminationPass()(model)
         common.RemoveUnusedNodesPass()(model)
     finally:
         for value in weights:
@@ -39,6 +71,13 @@ def drop_unused_weights(model: ir.Model) -> int:
     for name in unused:
         del model.graph.initializers[name]
     return len(unused)
+
+
+def fuse_rms_norm(model: ir.Model) -> int:
+    """The six nodes of a root-mean-square norm -> one RMSNormalization (ai.onnx 23)."""
+    count = int(RMS_NORM.apply_to_model(model))
+    common.RemoveUnusedNodesPass()(model)
+    return count
 
 
 def fuse_linear(model: ir.Model) -> int:

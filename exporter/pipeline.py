@@ -12,6 +12,7 @@ from typing import Any
 import onnx_ir as ir
 
 import trtllm_lite
+from trtllm_lite.exporter.capabilities import refuse_unsupported
 from trtllm_lite.exporter.checkpoint import Checkpoint, open_checkpoint
 from trtllm_lite.exporter.external_data import (
     IR_DTYPES,
@@ -26,12 +27,11 @@ from trtllm_lite.exporter.lowering import find_target
 from trtllm_lite.exporter.options import ExportOptions
 from trtllm_lite.exporter.passes import add_storage_casts
 from trtllm_lite.exporter.tokenizer_files import TokenizerFiles, write_tokenizer_files
-from trtllm_lite.exporter.weight_names import check_shapes, match_names, refuse_unused
+from trtllm_lite.exporter.weight_names import check_shapes, match_names, refuse_unused, renamed
 from trtllm_lite.exporter.weights import MappedSource
 from trtllm_lite.exporter.workspace import check_space, workspace
 from trtllm_lite.runtime.errors import UsageError, VerificationError
 from trtllm_lite.runtime.manifest import (
-    MANIFEST_NAME,
     PARITY_NAME,
     FileEntry,
     Limits,
@@ -101,6 +101,7 @@ def export(options: ExportOptions, progress: Progress) -> ExportReport:
     clock.step("open the checkpoint")
     checkpoint = open_checkpoint(options.model, options.revision, clock)
     config = truncated(checkpoint.config, options.num_layers)
+    refuse_unsupported(config)
     limits = Limits(options.max_num_seqs, _max_model_len(config, options.max_model_len))
     graphs = build_graphs(config, find_target(options.target), limits.max_model_len, clock)
     if options.dtype != "float32":
@@ -152,10 +153,11 @@ def _source(checkpoint: Checkpoint, graphs: Graphs, options: ExportOptions) -> M
     """The checkpoint's tensors under the graphs' names, after checking that all fit."""
     model, aliases = graphs.skeleton.model, graphs.skeleton.aliases
     stored = checkpoint.weights(model)
-    keys = match_names(model, aliases, graphs.weights, stored.names())
+    present = renamed(model, stored.names())
+    keys = match_names(model, aliases, graphs.weights, frozenset(present))
     if options.num_layers is None:
-        refuse_unused(model, aliases, keys, stored.names())
-    source = MappedSource(stored, keys)
+        refuse_unused(model, aliases, keys, frozenset(present))
+    source = MappedSource(stored, {name: present[key] for name, key in keys.items()})
     check_shapes(dict(iter_shapes(graphs.weights)), {n: source.shape(n) for n in keys})
     return source
 
@@ -175,7 +177,6 @@ def _verify(
         raise VerificationError(f"the bundle is not equal to its reference: {certificate.failure}")
     certificate.write(folder / PARITY_NAME)
     files = (*manifest.files, _entry(folder, PARITY_NAME))
-    (folder / MANIFEST_NAME).unlink()
     write_manifest(folder, dataclasses.replace(manifest, files=files))
     return certificate.to_json()
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import transformers
 from transformers import AutoModelForCausalLM
 
 from trtllm_lite.exporter.checkpoint import Checkpoint
@@ -46,6 +47,7 @@ class Reference:
 
 def load_reference(checkpoint: Checkpoint, dtype: str, num_layers: int | None = None) -> Reference:
     """Load the checkpoint as transformers does. Raises CheckpointError when it cannot."""
+    transformers.utils.logging.disable_progress_bar()
     config = truncated(copy.deepcopy(checkpoint.config), num_layers)
     try:
         model = AutoModelForCausalLM.from_pretrained(

@@ -18,8 +18,8 @@ from transformers.initialization import no_init_weights
 
 @dataclass(frozen=True)
 class Skeleton:
-    """`model` in eval mode, float32; `aliases` maps the name of every tied parameter to the one
-    name under which its tensor is kept."""
+    """`model` in eval mode, float32; `aliases` maps every name that a checkpoint may hold to the
+    one name under which its tensor is kept (tied parameters have several)."""
 
     model: Any
     fake_mode: FakeTensorMode
@@ -71,4 +71,5 @@ def _fake_parameters(model: nn.Module, mode: FakeTensorMode) -> dict[str, str]:
                     first[id(first[id(param)][1])] = first[id(param)]
             aliases[full] = first[id(param)][0]
             module._parameters[name] = first[id(param)][1]
-    return aliases
+    # Persistent buffers come from the checkpoint as well.
+    return {name: aliases.get(name, name) for name in model.state_dict()}

@@ -43,9 +43,9 @@ def write_tokenizer_files(checkpoint: Checkpoint, folder: Path) -> TokenizerFile
         tokenizer=name,
         chat_template=template,
         generation_config=GENERATION_CONFIG if defaults is not None else None,
-        bos_token_id=_first(checkpoint.config.bos_token_id, tokenizer, "bos_token_id"),
+        bos_token_id=_special(checkpoint, tokenizer, "bos_token_id"),
         eos_token_ids=_eos(checkpoint, tokenizer, defaults),
-        pad_token_id=_first(checkpoint.config.pad_token_id, tokenizer, "pad_token_id"),
+        pad_token_id=_special(checkpoint, tokenizer, "pad_token_id"),
     )
 
 
@@ -74,10 +74,14 @@ def _write_template(tokenizer: Any, folder: Path) -> str | None:
     return CHAT_TEMPLATE
 
 
-def _first(configured: Any, tokenizer: Any | None, attribute: str) -> int | None:
+def _special(checkpoint: Checkpoint, tokenizer: Any | None, attribute: str) -> int | None:
+    """The tokenizer's word goes before the configuration's; an id that the model does not know is
+    none."""
     value = getattr(tokenizer, attribute, None) if tokenizer is not None else None
-    chosen = value if value is not None else configured
-    return chosen if isinstance(chosen, int) else None
+    if value is None:
+        value = getattr(checkpoint.config, attribute, None)
+    known = isinstance(value, int) and 0 <= value < checkpoint.config.vocab_size
+    return value if known else None
 
 
 def _eos(
@@ -87,9 +91,10 @@ def _eos(
     found: list[int] = []
     for value in (
         (defaults or {}).get("eos_token_id"),
-        checkpoint.config.eos_token_id,
+        getattr(checkpoint.config, "eos_token_id", None),
         getattr(tokenizer, "eos_token_id", None) if tokenizer is not None else None,
     ):
         ids = value if isinstance(value, list | tuple) else [value]
         found += [i for i in ids if isinstance(i, int) and i not in found]
-    return tuple(found)
+    # An id that the model cannot produce ends nothing.
+    return tuple(i for i in found if 0 <= i < checkpoint.config.vocab_size)

@@ -19,6 +19,7 @@ from trtllm_lite.exporter.skeleton import Skeleton
 from trtllm_lite.exporter.wrapper import GraphModule
 from trtllm_lite.runtime.manifest import GraphSpec, TensorSpec
 
+CHATTY = ("torch.onnx", "torch._subclasses.fake_tensor", "transformers")
 PREFIX = "model."
 # Example sizes while tracing: distinct and above 1, so that no two dynamic sizes look equal.
 EXAMPLE = {"batch": 2, "seq": 5, "num_logits": 3, "capacity": 11}
@@ -31,10 +32,10 @@ def trace(
 ) -> ir.Model:
     """Trace one phase. The result's inputs, outputs and dimension names equal `graph`."""
     module = GraphModule(skeleton.model, facts, target.emit)
-    with skeleton.fake_mode, _quiet(), torch.no_grad():
+    with skeleton.fake_mode, quiet(), torch.no_grad():
         args, shapes = _arguments(graph)
         program = torch.export.export(module, args, dynamic_shapes=shapes, strict=False)
-    with _quiet():
+    with quiet():
         onnx_program = torch.onnx.export(
             program, dynamo=True, opset_version=target.opset, optimize=False, verbose=False
         )
@@ -105,14 +106,16 @@ def _parameter_name(name: str, aliases: dict[str, str]) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Third-party chatter about optional packages is not news to a user."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+def quiet() -> Iterator[None]:
+    """Third-party chatter about optional packages, and failures that we report ourselves."""
+    loggers = [logging.getLogger(name) for name in CHATTY]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -4,11 +4,29 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming
+
 from trtllm_lite.runtime.errors import CheckpointError
 
 # Recomputed from the configuration by every version of the modelling code.
 RECOMPUTED = re.compile(r"(inv_freq|masked_bias|attn\.bias|attention\.bias|position_ids)$")
 SHOWN = 4
+
+
+def renamed(model: Any, stored: frozenset[str]) -> dict[str, str]:
+    """The model's present name of every stored tensor -> the name it is stored under.
+
+    transformers keeps a list of renamings per model for checkpoints made by earlier versions.
+    """
+    renamings = [r for r in get_model_conversion_mapping(model) if isinstance(r, WeightRenaming)]
+    names: dict[str, str] = {}
+    for key in sorted(stored):
+        name = key
+        for renaming in renamings:
+            name, _ = renaming.rename_source_key(name)
+        names[name] = key
+    return names
 
 
 def match_names(

@@ -51,7 +51,9 @@ class GraphModule(nn.Module):
         past: list[Tensor],
     ) -> tuple[Tensor, ...]:
         pairs = list(zip(past[::2], past[1::2], strict=True))
-        current = GraphPass(self._facts, self._emit, pairs, Lengths(past_lens, query_lens))
+        total = past_lens + (1 if query_lens is None else query_lens)
+        lengths = Lengths(past_lens, query_lens, total, total.max())
+        current = GraphPass(self._facts, self._emit, pairs, lengths)
         self.model.get_output_embeddings().indices = logits_indices
         set_context_lens(self.model, context_lens)
         with running(current):

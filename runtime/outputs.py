@@ -20,8 +20,9 @@ class TokenEvent:
     """One new token of one sequence, or its end without a token (abort, error).
 
     `logprobs` maps token id -> (logprob, rank); the chosen token is always in it, first.
-    `prompt_logprobs` comes with the first token when asked for: one entry per prompt token, the
-    first None.
+    `prompt_logprobs` comes with the first token of choice 0 when asked for: one entry per prompt
+    token, the first None. `first_scheduled_time` is when the sequence first got a slot, monotonic
+    seconds; None if it never did.
     """
 
     request_id: str
@@ -33,6 +34,7 @@ class TokenEvent:
     logprobs: dict[int, tuple[float, int]] | None = None
     prompt_logprobs: list[dict[int, tuple[float, int]] | None] | None = None
     cached_tokens: int = 0
+    first_scheduled_time: float | None = None
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class RequestMetrics:
     """Times in seconds on the monotonic clock; None until they have happened.
 
     ttft: arrival to first token. tpot: mean time per output token after the first. queue_time:
-    arrival to first admission into a slot.
+    arrival to first admission into a slot. num_generation_tokens: of the longest choice.
     """
 
     arrival_time: float

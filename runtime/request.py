@@ -56,6 +56,8 @@ class Sequence:
     stop_reason: int | str | None = None
     error: str | None = None
     block_hashes: list[bytes] = field(default_factory=list)
+    first_scheduled_time: float | None = None
+    """When it was first given a slot, seconds on the monotonic clock."""
 
     @property
     def id(self) -> str:

@@ -1,9 +1,9 @@
 """`SamplingParams`: how one request wants its tokens chosen. Frozen, checked once at creation."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
+from numbers import Integral, Real
 
 from trtllm_lite.runtime.errors import RequestError
 
@@ -11,6 +11,30 @@ MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
 INT64 = 2**63
+
+
+class FrozenBias(Mapping[int, float]):
+    """A logit_bias that cannot change: hashable, and can be copied and pickled."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Mapping[int, float]) -> None:
+        self._items = dict(items)
+
+    def __getitem__(self, token_id: int) -> float:
+        return self._items[token_id]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._items.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._items)
 
 
 @dataclass(frozen=True)
@@ -35,7 +59,8 @@ class SamplingParams:
     prompt_logprobs: the same for prompt tokens.
     skip_special_tokens: leave special tokens out of the text.
 
-    Raises RequestError, a ValueError, that names the field.
+    Numbers may be numpy scalars; they are kept as int and float. Raises RequestError, a ValueError,
+    that names the field.
     """
 
     n: int = 1
@@ -46,7 +71,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
     max_tokens: int | None = 16
     min_tokens: int = 0
@@ -59,14 +84,14 @@ class SamplingParams:
     prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        object.__setattr__(self, "logit_bias", MappingProxyType(dict(self.logit_bias)))
         self._check_numbers()
         self._check_lengths()
         self._check_stops()
         self._check_bias()
+        for name in _FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                got = f"got {getattr(self, name)!r}; allowed: True or False"
+                raise RequestError(name, got)
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -77,51 +102,92 @@ class SamplingParams:
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
     def _check_numbers(self) -> None:
-        _number("temperature", self.temperature, 0.0, 100.0)
-        _number("top_p", self.top_p, 0.0, 1.0, low_open=True)
-        _number("min_p", self.min_p, 0.0, 1.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, 1e6, low_open=True)
-        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _integer("top_k", self.top_k, -1, INT64 - 1)
-        _integer("n", self.n, 1, MAX_CHOICES)
+        for name, low, high, low_open in _FLOATS:
+            self._set(name, _number(name, getattr(self, name), low, high, low_open=low_open))
+        self._set("top_k", _integer("top_k", self.top_k, -1, INT64 - 1))
+        self._set("n", _integer("n", self.n, 1, MAX_CHOICES))
         if self.seed is not None:
-            _integer("seed", self.seed, -INT64, INT64 - 1)
+            self._set("seed", _integer("seed", self.seed, -INT64, INT64 - 1))
 
     def _check_lengths(self) -> None:
-        _integer("min_tokens", self.min_tokens, 0, INT64 - 1)
+        self._set("min_tokens", _integer("min_tokens", self.min_tokens, 0, INT64 - 1))
         if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1, INT64 - 1)
+            self._set("max_tokens", _integer("max_tokens", self.max_tokens, 1, INT64 - 1))
             if self.min_tokens > self.max_tokens:
                 got = f"{self.min_tokens} is more than max_tokens {self.max_tokens}"
                 raise RequestError("min_tokens", got)
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
-                _integer(name, getattr(self, name), 0, MAX_LOGPROBS)
+                self._set(name, _integer(name, getattr(self, name), 0, MAX_LOGPROBS))
 
     def _check_stops(self) -> None:
-        if len(self.stop) > MAX_STOPS:
-            raise RequestError("stop", f"{len(self.stop)} stop strings; at most {MAX_STOPS}")
-        for text in self.stop:
-            if not isinstance(text, str) or not text:
-                raise RequestError("stop", f"got {text!r}; allowed: non-empty strings")
-        for token in self.stop_token_ids:
-            _integer("stop_token_ids", token, 0, INT64 - 1)
+        stop = (self.stop,) if isinstance(self.stop, str) else _items("stop", self.stop)
+        if len(stop) > MAX_STOPS:
+            raise RequestError("stop", f"{len(stop)} stop strings; at most {MAX_STOPS}")
+        for text in stop:
+            if not isinstance(text, str) or not text or not _is_unicode(text):
+                raise RequestError("stop", f"got {text!r}; allowed: non-empty Unicode strings")
+        ids = _items("stop_token_ids", self.stop_token_ids)
+        self._set("stop", stop)
+        self._set("stop_token_ids", tuple(_integer("stop_token_ids", i, 0, INT64 - 1) for i in ids))
 
     def _check_bias(self) -> None:
-        for token, bias in self.logit_bias.items():
-            _integer("logit_bias", token, 0, INT64 - 1)
-            _number("logit_bias", bias, -100.0, 100.0)
+        if not isinstance(self.logit_bias, Mapping):
+            got = f"got {self.logit_bias!r}; allowed: a mapping from token ids to numbers"
+            raise RequestError("logit_bias", got)
+        bias = {
+            _integer("logit_bias", token, 0, INT64 - 1): _number("logit_bias", value, -100.0, 100.0)
+            for token, value in self.logit_bias.items()
+        }
+        self._set("logit_bias", FrozenBias(bias))
 
 
-def _number(name: str, value: object, low: float, high: float, *, low_open: bool = False) -> None:
-    ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not ok or not (low < value if low_open else low <= value) or value > high:  # type: ignore[operator]
+_FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
+_FLOATS = (
+    # name, lowest, highest, whether the lowest itself is excluded
+    ("temperature", 0.0, 100.0, False),
+    ("top_p", 0.0, 1.0, True),
+    ("min_p", 0.0, 1.0, False),
+    ("repetition_penalty", 0.0, 1e6, True),
+    ("presence_penalty", -2.0, 2.0, False),
+    ("frequency_penalty", -2.0, 2.0, False),
+)
+
+
+def _number(name: str, value: object, low: float, high: float, *, low_open: bool = False) -> float:
+    number = _as_float(value)
+    if not (low < number if low_open else low <= number) or number > high:
         bracket = "(" if low_open else "["
         raise RequestError(name, f"got {value!r}; allowed: {bracket}{low:g}, {high:g}]")
+    return number
 
 
-def _integer(name: str, value: object, low: int, high: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise RequestError(name, f"got {value!r}; allowed: integers from {low} to {high}")
+def _as_float(value: object) -> float:
+    """NaN, which no range holds, for what is not a number."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _integer(name: str, value: object, low: int, high: int) -> int:
+    if isinstance(value, Integral) and not isinstance(value, bool) and low <= int(value) <= high:
+        return int(value)
+    raise RequestError(name, f"got {value!r}; allowed: integers from {low} to {high}")
+
+
+def _items(name: str, value: object) -> tuple[object, ...]:
+    if not isinstance(value, list | tuple):
+        raise RequestError(name, f"got {value!r}; allowed: a list")
+    return tuple(value)
+
+
+def _is_unicode(text: str) -> bool:
+    """False for lone surrogates: no text that a model writes holds one."""
+    return not any("\ud800" <= c <= "\udfff" for c in text)

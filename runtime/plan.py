@@ -1,0 +1,74 @@
+"""What one step does, and what came of it, as frozen values."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trtllm_lite.runtime.backends.base import Batch
+from trtllm_lite.runtime.outputs import TokenEvent
+from trtllm_lite.runtime.request import Sequence
+from trtllm_lite.runtime.sampler import Sampled
+from trtllm_lite.runtime.transfers import Transfer
+
+PromptLogprobs = list[dict[int, tuple[float, int]] | None]
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One sequence's share of a step: tokens start .. start + num_tokens - 1, run in `slot`.
+
+    `context_len` is its length when the step was planned; `all_logits` asks for the logits of
+    every token of the chunk, not only of the last.
+    """
+
+    sequence: Sequence
+    slot: int
+    start: int
+    num_tokens: int
+    context_len: int
+    all_logits: bool = False
+
+    @property
+    def samples(self) -> bool:
+        """The chunk reaches the newest token: a new one will be chosen."""
+        return self.start + self.num_tokens == self.context_len
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.sequence.token_ids[self.start : self.start + self.num_tokens]
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One step: transfers first, then the decode rows (slots 0, 1, ...), then the prefill rows
+    (oldest sequence first)."""
+
+    transfers: tuple[Transfer, ...]
+    decode: tuple[PlanRow, ...]
+    prefill: tuple[PlanRow, ...]
+
+    @property
+    def rows(self) -> Iterator[PlanRow]:
+        yield from self.decode
+        yield from self.prefill
+
+    def rows_of(self, batch: Batch) -> list[PlanRow]:
+        """The rows that a batch of this plan runs, in its order."""
+        rows = {row.slot: row for row in self.rows}
+        return [rows[batch.first_slot + i] for i in range(batch.rows)]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a row: a token, nothing yet (its prefill goes on), or what went wrong."""
+
+    sampled: Sampled | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What a change of the books tells the caller, and what the memory has to do for it."""
+
+    events: tuple[TokenEvent, ...]
+    transfers: tuple[Transfer, ...]

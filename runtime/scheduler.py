@@ -1,0 +1,232 @@
+"""Which sequences run in a step and how many tokens each; what becomes of them after it."""
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+
+from trtllm_lite.runtime.config import EngineConfig
+from trtllm_lite.runtime.outputs import TokenEvent
+from trtllm_lite.runtime.placement import Placement
+from trtllm_lite.runtime.plan import Applied, Outcome, PlanRow, StepPlan
+from trtllm_lite.runtime.request import FinishReason, Sequence, Status
+
+MIN_CHUNK = 16
+MAX_PROMPT_LOGPROBS_CHUNK = 64
+
+
+class Scheduler:
+    """Owns `waiting` and `running`, both oldest first, and alone writes to sequences, in part
+    through its `Placement`.
+
+    Every running sequence is older than every waiting one: admission is first come, first served,
+    and what has to give way is the youngest, which goes back to the front of the queue. So the
+    oldest always proceeds, and none starves.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        placement: Placement,
+        *,
+        eos_token_ids: tuple[int, ...],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._placement = placement
+        self._kv = placement.kv
+        self._eos = frozenset(eos_token_ids)
+        self._clock = clock
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.finished: Counter[FinishReason] = Counter()
+        self.num_preemptions = 0
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens of all running sequences."""
+        return sum(len(s.token_ids) for s in self.running)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a new sequence. It must fit alone, or it would block the queue for ever."""
+        self.waiting.append(sequence)
+
+    def plan(self) -> StepPlan:
+        """Choose the next step: every decoding row, then prefill with what is left of the budget.
+
+        When decoding rows use up the budget, prefill still gets MIN_CHUNK tokens.
+        """
+        room = self._config.max_num_batched_tokens - self._kv.num_decoding
+        chunks = self._share(max(room, min(MIN_CHUNK, self._config.max_num_batched_tokens)))
+        decode = tuple(self._row(s, 1) for s in self._kv.decoding)
+        prefill = tuple(self._row(s, n) for s, n in chunks.items())
+        return StepPlan(self._placement.drain(), decode, prefill)
+
+    def apply(self, plan: StepPlan, outcomes: Mapping[Sequence, Outcome]) -> Applied:
+        """Advance the rows of the plan, end what is done, preempt what no longer fits."""
+        events: list[TokenEvent] = []
+        for row in plan.rows:
+            events += self._advance(row, outcomes[row.sequence])
+        self._leave(r.sequence for r in plan.rows if r.sequence.status is Status.FINISHED)
+        for row in plan.rows:
+            if row.sequence.status is Status.RUNNING:
+                self._placement.settle(row.sequence, sampled=row.samples)
+        while self.kv_tokens > self._config.max_kv_tokens:
+            self._preempt_youngest()
+        return Applied(tuple(events), self._placement.drain())
+
+    def finish(
+        self, sequences: Iterable[Sequence], reason: FinishReason, stop_reason: str | None = None
+    ) -> Applied:
+        """End sequences between steps, those that have not ended yet. Events carry no token."""
+        ended = [s for s in sequences if s.status is not Status.FINISHED]
+        for sequence in ended:
+            self._end(sequence, reason, stop_reason)
+        self._leave(ended)
+        return Applied(tuple(_event(s) for s in ended), self._placement.drain())
+
+    def fail(self, sequences: Iterable[Sequence], error: str) -> Applied:
+        """End `sequences`, all that have left the queue, and keep nothing of them: what their
+        slots hold cannot be trusted. Those that have ended already get their last event too."""
+        lost = list(sequences)
+        for sequence in lost:
+            if sequence.status is not Status.FINISHED:
+                self._end(sequence, "error", error=error)
+        self.running.clear()
+        self._placement.clear()
+        return Applied(tuple(_event(s) for s in lost), self._placement.drain())
+
+    def _share(self, budget: int) -> dict[Sequence, int]:
+        """Tokens of prefill for each sequence: running ones first, then as many more as can be
+        admitted while the budget lasts."""
+        chunks: dict[Sequence, int] = {}
+        for sequence in self.running:
+            if budget > 0 and not self._kv.is_decoding(sequence):
+                chunks[sequence] = _chunk(sequence, budget)
+                budget -= chunks[sequence]
+        while budget > 0 and self._can_admit():
+            sequence = self._admit()
+            cost = _chunk(sequence, budget)
+            if not self._kv.is_decoding(sequence):
+                chunks[sequence] = cost
+            budget -= cost
+        return chunks
+
+    def _can_admit(self) -> bool:
+        """Whether the head of the queue may start. It must leave every running sequence room for
+        one more token, or one would be preempted at once; alone it always fits."""
+        if not self.waiting or self._kv.num_free == 0:
+            return False
+        head = self.waiting[0]
+        needed = self.kv_tokens + len(head.token_ids) + len(self.running) + 1
+        if needed > self._config.max_kv_tokens:
+            return False
+        return not self._awaits_sibling(head)
+
+    def _awaits_sibling(self, head: Sequence) -> bool:
+        """Whether the first choice of the same prompt is still in prefill: its blocks are worth a
+        wait."""
+        first = (s for s in self.running if s.request is head.request and s.index == 0)
+        return self._placement.prefix.enabled and any(not s.num_generated_tokens for s in first)
+
+    def _admit(self) -> Sequence:
+        sequence = self.waiting.popleft()
+        sequence.status = Status.RUNNING
+        if sequence.first_scheduled_time is None:
+            sequence.first_scheduled_time = self._clock()
+        self.running.append(sequence)
+        self._placement.admit(sequence, reuse=not _wants_all_logits(sequence))
+        return sequence
+
+    def _row(self, sequence: Sequence, num_tokens: int) -> PlanRow:
+        return PlanRow(
+            sequence=sequence,
+            slot=self._kv.slot_of(sequence),
+            start=sequence.num_computed_tokens,
+            num_tokens=num_tokens,
+            context_len=len(sequence.token_ids),
+            all_logits=_wants_all_logits(sequence),
+        )
+
+    def _advance(self, row: PlanRow, outcome: Outcome) -> list[TokenEvent]:
+        sequence = row.sequence
+        if outcome.error is not None:
+            self._end(sequence, "error", error=outcome.error)
+            return [_event(sequence)]
+        sequence.num_computed_tokens += row.num_tokens
+        if outcome.sampled is None:
+            return []
+        sequence.token_ids.append(outcome.sampled.token_id)
+        self._end_if_done(sequence)
+        return [_event(sequence, outcome)]
+
+    def _end_if_done(self, sequence: Sequence) -> None:
+        token, params = sequence.token_ids[-1], sequence.params
+        if token in self._eos and not params.ignore_eos:
+            self._end(sequence, "stop")
+        elif token in params.stop_token_ids:
+            self._end(sequence, "stop", token)
+        elif len(sequence.token_ids) >= sequence.max_length:
+            self._end(sequence, "length")
+
+    def _end(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        stop_reason: int | str | None = None,
+        error: str | None = None,
+    ) -> None:
+        sequence.status = Status.FINISHED
+        sequence.finish_reason = reason
+        sequence.stop_reason = stop_reason
+        sequence.error = error
+        self.finished[reason] += 1
+
+    def _leave(self, ended: Iterable[Sequence]) -> None:
+        """Take ended sequences out of the books: highest slot first, so that no row is moved
+        that is leaving too. What a failed one has computed is not kept."""
+        running: list[Sequence] = []
+        for sequence in ended:
+            if sequence in self.running:
+                running.append(sequence)
+            else:
+                self.waiting.remove(sequence)
+        for sequence in sorted(running, key=self._kv.slot_of, reverse=True):
+            self.running.remove(sequence)
+            self._placement.vacate(sequence, keep=sequence.finish_reason != "error")
+
+    def _preempt_youngest(self) -> None:
+        sequence = self.running.pop()
+        self._placement.vacate(sequence, keep=True)
+        sequence.status = Status.WAITING
+        sequence.num_computed_tokens = 0
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.appendleft(sequence)
+
+
+def _chunk(sequence: Sequence, budget: int) -> int:
+    most = MAX_PROMPT_LOGPROBS_CHUNK if _wants_all_logits(sequence) else budget
+    return min(sequence.num_uncomputed_tokens, budget, most)
+
+
+def _wants_all_logits(sequence: Sequence) -> bool:
+    """Whether prompt logprobs are asked for and not given yet. They belong to the request: its
+    first choice computes them."""
+    wanted = sequence.params.prompt_logprobs is not None and sequence.index == 0
+    return wanted and not sequence.num_generated_tokens
+
+
+def _event(sequence: Sequence, outcome: Outcome | None = None) -> TokenEvent:
+    sampled = outcome.sampled if outcome is not None else None
+    return TokenEvent(
+        request_id=sequence.request.id,
+        index=sequence.index,
+        token_id=sampled.token_id if sampled is not None else None,
+        finish_reason=sequence.finish_reason,
+        stop_reason=sequence.stop_reason,
+        error=sequence.error,
+        logprobs=sampled.logprobs if sampled is not None else None,
+        prompt_logprobs=outcome.prompt_logprobs if outcome is not None else None,
+        cached_tokens=sequence.num_cached_tokens,
+        first_scheduled_time=sequence.first_scheduled_time,
+    )

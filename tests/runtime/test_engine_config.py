@@ -1,0 +1,38 @@
+"""Limits of the engine are checked where they are made."""
+
+from typing import Any
+
+import pytest
+
+from trtllm_lite.runtime.config import EngineConfig
+from trtllm_lite.runtime.errors import UsageError
+
+GOOD: dict[str, Any] = {
+    "max_num_seqs": 1,
+    "max_model_len": 2,
+    "max_num_batched_tokens": 1,
+    "max_kv_tokens": 2,
+    "prefix_cache_bytes": 0,
+    "block_size": 1,
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+@pytest.mark.parametrize("wrong", ["below", True, "4", 4.0, None])
+def test_a_limit_that_makes_no_sense_is_refused_by_name(name: str, wrong: Any) -> None:
+    value = GOOD[name] - 1 if wrong == "below" else wrong
+    with pytest.raises(UsageError, match=f"{name}: got .*; allowed: integers from {GOOD[name]}"):
+        EngineConfig(**{**GOOD, name: value})
+
+
+def test_the_lowest_limits_are_allowed() -> None:
+    assert EngineConfig(**GOOD).max_model_len == 2
+
+
+def test_derived_limits() -> None:
+    config = EngineConfig(2, 100, 30, 80, prefix_cache_bytes=7)
+    assert config.capacity == 130
+    assert config.max_sequence_tokens == 80
+    assert config.store_bytes == 7
+    off = EngineConfig(2, 100, 30, 800, enable_prefix_caching=False, prefix_cache_bytes=7)
+    assert (off.max_sequence_tokens, off.store_bytes) == (100, 0)

@@ -1,0 +1,166 @@
+"""From a bundle on disk to an `LLM`: limits, memory, and one real bundle end to end."""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from trtllm_lite.runtime.backends.ort_session import OrtSession
+from trtllm_lite.runtime.config import EngineConfig
+from trtllm_lite.runtime.errors import BundleError, RequestError, UsageError
+from trtllm_lite.runtime.llm import LLM
+from trtllm_lite.runtime.loading import LoadOptions, engine_config, kv_tokens_that_fit, load
+from trtllm_lite.runtime.manifest import (
+    FileEntry,
+    GraphSpec,
+    KVLayer,
+    KVSpec,
+    Manifest,
+    Phase,
+    TensorSpec,
+)
+from trtllm_lite.runtime.manifest_io import write_manifest
+from trtllm_lite.runtime.sampling_params import SamplingParams
+
+VOCAB, DIM = 11, 4
+CACHE = ("batch", 1, "capacity", DIM)
+
+
+def test_limits_default_to_those_of_the_bundle(plain_manifest: Manifest) -> None:
+    config = engine_config(plain_manifest, LoadOptions())
+    assert (config.max_num_seqs, config.max_model_len) == (4, 64)
+    assert config.max_kv_tokens == 4 * 64
+    asked = LoadOptions(2, 8, 32, 40, enable_prefix_caching=False, prefix_cache_bytes=7)
+    assert engine_config(plain_manifest, asked) == EngineConfig(2, 32, 8, 40, False, 7)
+
+
+@pytest.mark.parametrize(
+    ("options", "numbers"),
+    [
+        (LoadOptions(max_num_seqs=5), "max_num_seqs: got 5.*at most 4"),
+        (LoadOptions(max_model_len=65), "max_model_len: got 65.*at most 64"),
+        (LoadOptions(max_num_seqs=0), "max_num_seqs"),
+        (LoadOptions(max_model_len=0), "max_model_len"),
+        (LoadOptions(max_kv_tokens=0), "max_kv_tokens"),
+        (LoadOptions(max_num_batched_tokens=0), "max_num_batched_tokens"),
+        (LoadOptions(prefix_cache_bytes=-1), "prefix_cache_bytes"),
+    ],
+)
+def test_limits_that_cannot_be_had_are_refused(
+    plain_manifest: Manifest, options: LoadOptions, numbers: str
+) -> None:
+    with pytest.raises(UsageError, match=numbers):
+        engine_config(plain_manifest, options)
+
+
+def test_kv_tokens_are_all_slots_or_what_half_of_the_memory_holds() -> None:
+    config = EngineConfig(4, 100, 16, 400)
+    assert kv_tokens_that_fit(config, bytes_per_token=10, available=None) == 400
+    assert kv_tokens_that_fit(config, bytes_per_token=10, available=8000) == 400
+    assert kv_tokens_that_fit(config, bytes_per_token=10, available=7999) == 399
+    assert kv_tokens_that_fit(config, bytes_per_token=10, available=2000) == 100
+    with pytest.raises(UsageError, match=r"max_model_len 100 needs 1000 bytes.*999 bytes"):
+        kv_tokens_that_fit(config, bytes_per_token=10, available=1999)
+
+
+def counting_graph(phase: Phase) -> onnx.ModelProto:
+    """A model without a past: after token t it predicts t + 1. The cache passes through."""
+    picked = "GatherND <batch_dims = 1> (input_ids, picks)"
+    more = "int32[batch] query_lens, int64[batch, num_logits] logits_indices,"
+    seq, rows = ("seq", "num_logits") if phase == "prefill" else (1, 1)
+    cache = f"float[{', '.join(map(str, CACHE))}]"
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["" : 24]>
+{phase} (int64[batch, {seq}] input_ids, int32[batch] past_lens, {more if phase == "prefill" else ""}
+    {cache} past_key_0, {cache} past_value_0)
+    => (float[batch, {rows}, {VOCAB}] logits, {cache} present_key_0, {cache} present_value_0) {{
+    {"picks = Unsqueeze (logits_indices, axis)" if phase == "prefill" else ""}
+    last = {picked if phase == "prefill" else "Identity (input_ids)"}
+    logits = Gather (table, last)
+    present_key_0 = Identity (past_key_0)
+    present_value_0 = Identity (past_value_0)
+}}""")
+    table = np.roll(np.eye(VOCAB, dtype=np.float32), 1, axis=1)
+    arrays = {"table": table, "axis": np.array([2])}
+    tensors = [onnx.numpy_helper.from_array(a, n) for n, a in arrays.items()]
+    model.graph.initializer.extend(tensors)
+    return model
+
+
+def counting_spec(phase: Phase) -> GraphSpec:
+    prefill = phase == "prefill"
+    inputs = [
+        TensorSpec("input_ids", "input_ids", "int64", ("batch", "seq" if prefill else 1)),
+        TensorSpec("past_lens", "past_lens", "int32", ("batch",)),
+    ]
+    if prefill:
+        indices = ("batch", "num_logits")
+        inputs.append(TensorSpec("query_lens", "query_lens", "int32", ("batch",)))
+        inputs.append(TensorSpec("logits_indices", "logits_indices", "int64", indices))
+    inputs.append(TensorSpec("past_key_0", "past_key", "float32", CACHE, 0))
+    inputs.append(TensorSpec("past_value_0", "past_value", "float32", CACHE, 0))
+    outputs = (
+        TensorSpec("logits", "logits", "float32", ("batch", "num_logits" if prefill else 1, VOCAB)),
+        TensorSpec("present_key_0", "present_key", "float32", CACHE, 0),
+        TensorSpec("present_value_0", "present_value", "float32", CACHE, 0),
+    )
+    return GraphSpec(phase, f"{phase}.onnx", tuple(inputs), outputs)
+
+
+@pytest.fixture
+def counting_bundle(tmp_path: Path, plain_manifest: Manifest) -> Path:
+    """A bundle that takes token ids only; the model's end token is 9, the defaults add 7."""
+    for phase in ("prefill", "decode"):
+        onnx.save_model(counting_graph(phase), tmp_path / f"{phase}.onnx")
+    (tmp_path / "weights.bin").write_bytes(b"")
+    (tmp_path / "parity.json").write_text("{}")
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 7, "max_new_tokens": 30}')
+    names = ["prefill.onnx", "decode.onnx", "weights.bin", "parity.json", "generation_config.json"]
+    contents = {name: (tmp_path / name).read_bytes() for name in names}
+    files = [FileEntry(n, len(d), hashlib.sha256(d).hexdigest()) for n, d in contents.items()]
+    manifest = replace(
+        plain_manifest,
+        model=replace(plain_manifest.model, vocab_size=VOCAB, num_layers=1, eos_token_ids=(9,)),
+        kv=KVSpec("float32", (KVLayer(1, DIM),)),
+        graphs=(counting_spec("prefill"), counting_spec("decode")),
+        files=tuple(files),
+        tokenizer=None,
+        chat_template=None,
+    )
+    write_manifest(tmp_path, manifest)
+    return tmp_path
+
+
+def test_a_bundle_on_disk_generates(counting_bundle: Path) -> None:
+    with LLM(counting_bundle, max_num_seqs=2, intra_op_num_threads=1) as llm:
+        assert (llm.config.max_num_seqs, llm.config.max_model_len) == (2, 64)
+        assert llm.config.max_kv_tokens == 128
+        first, second, third = llm.generate(prompt_token_ids=[[1, 2], [8], [0, 0, 0]])
+        params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+        (on,) = llm.generate(prompt_token_ids=[3], params=params)
+        with pytest.raises(RequestError, match="no tokenizer"):
+            llm.generate("text")
+    assert first.outputs[0].token_ids == (3, 4, 5, 6, 7)
+    assert second.outputs[0].token_ids == (9,)
+    assert third.outputs[0].finish_reason == "stop"
+    assert on.outputs[0].token_ids == tuple((4 + i) % VOCAB for i in range(12))
+
+
+def test_every_option_reaches_what_it_is_for(counting_bundle: Path) -> None:
+    options = LoadOptions(1, 8, 32, 20, 1, False, 7, False, True)
+    (counting_bundle / "parity.json").write_text("[]")  # another hash, and the same size
+    parts = load(counting_bundle, options)
+    assert parts.config == EngineConfig(1, 32, 8, 20, False, 7)
+    assert parts.defaults == SamplingParams(temperature=0.0, max_tokens=30)
+    assert parts.tokenizer is None
+    session = parts.engine._session
+    assert isinstance(session, OrtSession)
+    used = session._graphs["decode"].session.get_session_options()
+    assert used.get_session_config_entry("session.intra_op.allow_spinning") == "1"
+    assert used.intra_op_num_threads == 1
+    parts.engine.close()
+    with pytest.raises(BundleError, match="sha256"):
+        load(counting_bundle, replace(options, check_hashes=True))

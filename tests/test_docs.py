@@ -1,0 +1,79 @@
+"""The documents name only what exists."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PATH_CHECKED = ("docs/architecture.md", "README.md", "CONTRIBUTING.md")
+SOURCE_SUFFIXES = (".py", ".md", ".toml", ".txt", ".sh")
+
+
+def code_spans(text: str) -> list[str]:
+    """What stands in single backticks, outside fenced blocks."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.findall(r"`([^`\n]+)`", prose)
+
+
+def is_repo_path(span: str) -> bool:
+    """True for a span that can only mean a file or folder of this repo.
+
+    Dot folders are made by tools, except .ci; `<` and `*` mark patterns; a folder is written with
+    its slash at the end.
+    """
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]*)*", span) or re.match(r"\.(?!ci/)", span):
+        return False
+    first, slash, _ = span.partition("/")
+    return span.endswith((*SOURCE_SUFFIXES, "/")) or bool(slash and (ROOT / first).is_dir())
+
+
+def paths_named_in(text: str) -> list[str]:
+    return [span for span in code_spans(text) if is_repo_path(span)]
+
+
+@pytest.mark.parametrize("document", PATH_CHECKED)
+def test_every_path_named_exists(document: str) -> None:
+    named = paths_named_in((ROOT / document).read_text())
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_the_architecture_page_names_files_of_every_part() -> None:
+    named = paths_named_in((ROOT / "docs" / "architecture.md").read_text())
+    parts = {path.partition("/")[0] for path in named}
+    assert {"exporter", "models", "runtime", "tools", "tests"} <= parts
+
+
+@pytest.mark.parametrize(
+    ("span", "expected"),
+    [
+        ("runtime/engine.py", True),
+        ("runtime/no_such_thing", True),
+        ("no_such_folder/x.py", True),
+        ("no_such_folder/", True),
+        (".ci/run", True),
+        ("constraints.txt", True),
+        ("prefill.onnx", False),
+        ("bundle.json", False),
+        (".venv/bin/python", False),
+        (".demo/", False),
+        ("owner/model", False),
+        ("make test", False),
+        ("runtime/<name>.py", False),
+    ],
+)
+def test_what_counts_as_a_path(span: str, expected: bool) -> None:
+    assert is_repo_path(span) is expected
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_every_link_between_documents_resolves(document: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", document.read_text())
+    local = [target for target in targets if "://" not in target]
+    assert [target for target in local if not (document.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("command", ["make demo", "make test"])
+def test_the_readme_starts_people_off(command: str) -> None:
+    assert command in (ROOT / "README.md").read_text()

@@ -1,0 +1,295 @@
+"""bench: which runs in which order, and figures against a plain computation."""
+
+import hashlib
+import inspect
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from types import ModuleType
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trtllm_lite.runtime.bundle import Bundle
+from trtllm_lite.runtime.config import EngineConfig
+from trtllm_lite.runtime.errors import StepError, UsageError
+from trtllm_lite.runtime.llm import LLM
+from trtllm_lite.runtime.manifest import (
+    FileEntry,
+    KVSpec,
+    Limits,
+    Manifest,
+    ModelFacts,
+    Quantization,
+    Source,
+)
+from trtllm_lite.runtime.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from trtllm_lite.runtime.progress import NoProgress
+from trtllm_lite.runtime.sampling_params import SamplingParams
+from trtllm_lite.tools import bandwidth, bench_report
+from trtllm_lite.tools.bench_report import Limit, report, result_table, spread, summary
+from trtllm_lite.tools.bench_run import (
+    WARM_UP,
+    BenchOptions,
+    Point,
+    grid,
+    prompts,
+    run_bench,
+    schedule,
+)
+from trtllm_lite.tools.cli import cli
+
+VOCAB = 50
+
+
+@dataclass
+class FakeLLM:
+    """Takes 1 s to the first token and 0.1 s for each further one, on a clock of its own."""
+
+    error: str | None = None
+    now: float = 10.0
+    calls: list[tuple[list[list[int]], SamplingParams]] = field(default_factory=list)
+    config: EngineConfig = field(default_factory=lambda: EngineConfig(4, 128, 64, 512))
+
+    def generate(
+        self,
+        prompts: None = None,
+        params: SamplingParams | None = None,
+        *,
+        prompt_token_ids: list[list[int]],
+    ) -> list[RequestOutput]:
+        assert params is not None
+        assert params.max_tokens is not None
+        self.calls.append((prompt_token_ids, params))
+        start, first = self.now, self.now + 1.0
+        end = self.now = first + 0.1 * (params.max_tokens - 1)
+        metrics = RequestMetrics(start, start, first, end, params.max_tokens)
+        choice = CompletionOutput(0, "", (1,) * params.max_tokens, "length", error=self.error)
+        return [
+            RequestOutput(str(i), None, tuple(ids), [choice], True, metrics)
+            for i, ids in enumerate(prompt_token_ids)
+        ]
+
+
+OPTIONS = BenchOptions((8, 4), (5,), (1, 3), repeats=2, warmup=1, seed=7)
+counts = st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple)
+
+
+@given(counts, counts, counts, st.integers(1, 3), st.integers(0, 2))
+def test_every_point_runs_as_often_as_asked_in_rounds_over_the_grid(
+    inputs: tuple[int, ...],
+    outputs: tuple[int, ...],
+    concurrencies: tuple[int, ...],
+    repeats: int,
+    warmup: int,
+) -> None:
+    options = BenchOptions(inputs, outputs, concurrencies, repeats, warmup)
+    points, runs = grid(options), list(schedule(options))
+    assert set(points) == {Point(i, o, c) for i in inputs for o in outputs for c in concurrencies}
+    assert [point for _, point in runs] == points * (warmup + repeats)
+    rounds = [WARM_UP] * warmup + list(range(repeats))
+    assert [number for number, _ in runs] == [n for n in rounds for _ in points]
+
+
+def test_requests_are_as_the_grid_says_and_warm_ups_are_left_out() -> None:
+    llm = FakeLLM()
+    samples = run_bench(llm, VOCAB, OPTIONS, NoProgress())
+    assert [len(runs) for runs in samples.values()] == [2] * 4
+    assert len(llm.calls) == 12
+    shapes = [(len(ids), len(ids[0])) for ids, _ in llm.calls]
+    assert shapes == [(1, 8), (3, 8), (1, 4), (3, 4)] * 3
+    for ids, params in llm.calls:
+        assert (params.max_tokens, params.ignore_eos, params.temperature) == (5, True, 0.0)
+        assert all(0 <= token < VOCAB for row in ids for token in row)
+    assert len({json.dumps(ids) for ids, _ in llm.calls}) == 12
+
+
+def test_figures_are_those_of_the_clock() -> None:
+    samples = run_bench(FakeLLM(), VOCAB, OPTIONS, NoProgress())
+    sample = samples[Point(8, 5, 3)][0]
+    assert sample.ttft == pytest.approx((1.0,) * 3)
+    assert sample.tpot == pytest.approx((0.1,) * 3)
+    assert sample.throughput == pytest.approx(15 / 1.4)
+
+
+def test_the_same_seed_gives_the_same_prompts() -> None:
+    point = Point(8, 5, 2)
+    assert prompts(point, VOCAB, (1, 2)) == prompts(point, VOCAB, (1, 2))
+    assert prompts(point, VOCAB, (1, 2)) != prompts(point, VOCAB, (2, 2))
+
+
+def test_a_failed_request_ends_the_bench() -> None:
+    with pytest.raises(StepError, match="a measured request failed: broken"):
+        run_bench(FakeLLM(error="broken"), VOCAB, OPTIONS, NoProgress())
+
+
+def test_a_grid_that_does_not_fit_is_refused_with_numbers() -> None:
+    OPTIONS.check(13)
+    with pytest.raises(UsageError, match=r"got 8 \+ 5 = 13 tokens; allowed: 12"):
+        OPTIONS.check(12)
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1))
+def test_spread_is_median_least_and_greatest(values: list[float]) -> None:
+    found = spread(iter(values))
+    assert found == {
+        "median": median(values),
+        "min": min(values),
+        "max": max(values),
+        "count": len(values),
+    }
+
+
+def make_bundle(folder: Path) -> Bundle:
+    (folder / "bundle.json").write_text("{}")
+    manifest = Manifest(
+        model=ModelFacts("llama", "L", 10, 1, 8, VOCAB, None, ()),
+        source=Source("tiny", "gguf"),
+        target="cpu",
+        dtype="float32",
+        quantization=Quantization(),
+        limits=Limits(4, 128),
+        kv=KVSpec("float32", ()),
+        graphs=(),
+        weights="weights.bin",
+        files=(),
+    )
+    return Bundle(folder, manifest)
+
+
+def test_the_report_holds_what_is_needed_to_compare(tmp_path: Path) -> None:
+    samples = run_bench(FakeLLM(), VOCAB, OPTIONS, NoProgress())
+    engine = {"threads": 2, "spin": False}
+    document = report(make_bundle(tmp_path), OPTIONS, engine, Limit(4_000, 100_000.0), samples)
+    assert json.loads(json.dumps(document, allow_nan=False))["schema"] == "trtllm-lite-bench/1"
+    assert document["bundle"]["sha256"] == hashlib.sha256(b"{}").hexdigest()
+    assert document["options"]["seed"] == 7
+    assert document["options"]["threads"] == 2
+    assert document["limit"]["tpot"] == pytest.approx(0.04)
+    assert set(document["machine"]) >= {"cpu", "physical_cores", "logical_cpus", "memory_bytes"}
+    assert {"trtllm-lite", "python", "numpy"} <= set(document["versions"])
+    result = document["results"][1]
+    assert (result["input_len"], result["output_len"], result["concurrency"]) == (8, 5, 3)
+    assert result["tpot"]["count"] == 6
+    assert result["fraction_of_limit"] == pytest.approx(0.4)
+    assert result_table(document).rows[1] == (
+        *("8", "5", "3", "1000.0 [1000.0, 1000.0]", "100.0 [100.0, 100.0]"),
+        *("10.7 [10.7, 10.7]", "40.00", "40%"),
+    )
+    assert "40.00 ms a token" in summary(document)[1]
+
+
+def test_what_is_not_known_is_null_and_a_dash(tmp_path: Path) -> None:
+    options = BenchOptions((4,), (1,), (1,))
+    samples = run_bench(FakeLLM(), VOCAB, options, NoProgress())
+    document = report(make_bundle(tmp_path), options, {"threads": 1}, Limit(4_000, None), samples)
+    assert document["results"][0]["tpot"] is None
+    assert document["results"][0]["fraction_of_limit"] is None
+    assert result_table(document).rows[0][4:] == ("-", "1.0 [1.0, 1.0]", "-", "-")
+    assert "not known" in summary(document)[1]
+
+
+def test_the_cpu_is_named_from_the_first_line_that_does(tmp_path: Path) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text("processor : 0\nmodel name\t: Some CPU @ 2 GHz\nmodel name : Other\n")
+    assert bench_report.machine(file)["cpu"] == "Some CPU @ 2 GHz"
+    assert bench_report.machine(tmp_path / "missing")["cpu"]
+
+
+def test_the_commit_is_that_of_the_checkout(tmp_path: Path) -> None:
+    assert bench_report.commit(tmp_path) is None
+    for command in (
+        ["init", "-q"],
+        [
+            *("-c", "user.name=n", "-c", "user.email=e"),
+            *("commit", "-q", "--allow-empty", "-m", "m"),
+        ],
+    ):
+        subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
+    head = subprocess.run(
+        ["git", "-C", str(tmp_path), "rev-parse", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    assert bench_report.commit(tmp_path) == head
+    (tmp_path / "file").write_text("x")
+    subprocess.run(["git", "-C", str(tmp_path), "add", "file"], check=True)
+    assert bench_report.commit(tmp_path) == f"{head}-dirty"
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
+    """Replaces the bundle, the engine and the bandwidth; collects how the engine was opened."""
+    calls: list[dict[str, Any]] = []
+
+    @contextmanager
+    def open_llm(*args: Any, **kwargs: Any) -> Iterator[FakeLLM]:
+        calls.append(inspect.signature(LLM).bind(*args, **kwargs).arguments)
+        yield FakeLLM()
+
+    manifest = make_bundle(tmp_path).manifest
+    files = (FileEntry("weights.bin", 4_000, "0" * 64),)
+    bundle = Bundle(tmp_path, replace(manifest, files=files))
+    module = ModuleType("trtllm_lite.runtime.llm")
+    vars(module)["LLM"] = open_llm
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr("trtllm_lite.runtime.bundle.open_bundle", lambda *a, **k: bundle)
+    monkeypatch.setattr("trtllm_lite.tools.bandwidth.read_bandwidth", lambda *a: 100_000.0)
+    return calls
+
+
+def run(*args: str) -> Result:
+    return CliRunner().invoke(cli, ["bench", "b", *args])
+
+
+def test_the_command_writes_one_document_to_file_and_stdout(
+    opened: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    file = tmp_path / "out.json"
+    grid_options = ("--input-len", "8,4", "--output-len", "5", "--concurrency", "1,3")
+    result = run(*grid_options, "--threads", "2", "--json", "--output", str(file))
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert json.loads(file.read_text()) == document
+    assert [(r["input_len"], r["concurrency"]) for r in document["results"]] == [
+        *((8, 1), (8, 3), (4, 1), (4, 3)),
+    ]
+    assert document["options"]["max_num_batched_tokens"] == 64
+    assert document["options"]["repeats"] == 3
+    (engine,) = opened
+    assert engine["max_num_seqs"] == 3
+    assert engine["intra_op_num_threads"] == 2
+    assert engine["enable_prefix_caching"] is False
+
+
+def test_the_command_shows_a_table(opened: list[dict[str, Any]]) -> None:
+    result = run("--input-len", "8", "--output-len", "5", "--concurrency", "1")
+    assert "TPOT ms" in result.stdout
+    assert "100.0 [100.0, 100.0]" in result.stdout
+    assert "round 3 of 3 ... " in result.stderr
+
+
+def test_what_cannot_work_is_refused_before_any_run(opened: list[dict[str, Any]]) -> None:
+    assert "does not exist" in run("--output", "/not/there/x.json").stderr
+    assert "= 164 tokens; allowed: 128" in run("--input-len", "100").stderr
+    assert opened == []
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_bandwidth_counts_every_byte_once(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter(range(100))
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(ticks)))
+    assert bandwidth.measure(threads, 2**20, passes=3) == 2**20
+
+
+def test_bandwidth_is_not_measured_where_memory_is_short() -> None:
+    assert bandwidth.read_bandwidth(1, available=2**30 - 1) is None

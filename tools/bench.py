@@ -1,0 +1,104 @@
+"""`trtllm-lite bench`: TTFT, TPOT and throughput over a grid, beside the bandwidth limit."""
+
+import json as json_module
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtllm_lite.tools.command import console_of, option, subcommand
+from trtllm_lite.tools.options import (
+    Count,
+    CountList,
+    bundle_argument,
+    json_option,
+    open_llm,
+    speed_options,
+)
+from trtllm_lite.tools.progress import progress_shown
+
+if TYPE_CHECKING:
+    from trtllm_lite.runtime.progress import Progress
+    from trtllm_lite.tools.bench_run import BenchOptions
+
+EXAMPLES = (
+    "trtllm-lite bench smollm2",
+    "trtllm-lite bench smollm2 --input-len 128,512 --output-len 64 --concurrency 1,4,8",
+    "trtllm-lite bench smollm2 --threads 1 --repeats 5 --output one-thread.json",
+)
+
+
+@subcommand("bench", examples=EXAMPLES)
+@bundle_argument
+@option("Grid", "--input-len", type=CountList(), default="128", help="Prompt tokens.")
+@option("Grid", "--output-len", type=CountList(), default="64", help="New tokens.")
+@option("Grid", "--concurrency", type=CountList(), default="1,4,8", help="Requests at once.")
+@option("Grid", "--repeats", type=Count(), default=3, help="Measured runs of each point.")
+@option("Grid", "--warmup", type=Count(0), default=1, help="Runs of each point before that.")
+@option("Grid", "--seed", type=Count(0), default=0, help="Of the random prompts.")
+@speed_options
+@option("Output", "--output", "-o", type=click.Path(dir_okay=False), help="JSON file to write.")
+@json_option
+@click.pass_context
+def bench(
+    ctx: click.Context, /, bundle: str, output: str | None, json: bool, **values: Any
+) -> None:
+    """Measure a bundle: time to first token, time per output token, tokens per second.
+
+    Prompts are random tokens, end tokens are ignored, prefix caching is off, and all requests of a
+    run arrive together. Repeats go round the whole grid. The limit is weight bytes over the read
+    bandwidth of this machine, measured at the start: no lone request decodes faster.
+    """
+    from trtllm_lite.tools.bench_report import result_table, summary
+    from trtllm_lite.tools.bench_run import BenchOptions
+
+    if output is not None and not Path(output).absolute().parent.is_dir():
+        raise click.UsageError(f"--output: the folder of {output} does not exist")
+    options = BenchOptions(
+        input_lens=values.pop("input_len"),
+        output_lens=values.pop("output_len"),
+        concurrencies=values.pop("concurrency"),
+        repeats=values.pop("repeats"),
+        warmup=values.pop("warmup"),
+        seed=values.pop("seed"),
+    )
+    console = console_of(ctx)
+    with progress_shown(console.settings) as progress:
+        document = _measure(bundle, options, values, progress)
+    if output is not None:
+        text = json_module.dumps(document, indent=2, allow_nan=False)
+        Path(output).write_text(text + "\n", encoding="utf-8")
+    if json:
+        console.json(document)
+        return
+    for line in summary(document):
+        console.out(line)
+    console.table(result_table(document))
+
+
+def _measure(
+    bundle: str, options: "BenchOptions", values: dict[str, Any], progress: "Progress"
+) -> dict[str, Any]:
+    from trtllm_lite.runtime.bundle import open_bundle
+    from trtllm_lite.runtime.host import available_memory, physical_cores
+    from trtllm_lite.tools.bandwidth import read_bandwidth
+    from trtllm_lite.tools.bench_report import Limit, report
+    from trtllm_lite.tools.bench_run import run_bench
+
+    progress.step("open the bundle")
+    opened = open_bundle(Path(bundle), check_hashes=values.pop("hash_check"))
+    options.check(opened.manifest.limits.max_model_len)
+    threads = values["threads"] = values["threads"] or physical_cores()
+    progress.step("measure read bandwidth")
+    sizes = {entry.path: entry.size for entry in opened.manifest.files}
+    rate = read_bandwidth(threads, available_memory())
+    limit = Limit(sizes[opened.manifest.weights], rate)
+    engine: dict[str, Any] = {"threads": threads, "spin": values["spin"]}
+    progress.step("load")
+    slots = max(options.concurrencies)
+    fixed = {"max_num_seqs": slots, "enable_prefix_caching": False, "check_hashes": False}
+    with open_llm(bundle, values, **fixed) as llm:
+        engine.update(asdict(llm.config))
+        samples = run_bench(llm, opened.manifest.model.vocab_size, options, progress)
+    return report(opened, options, engine, limit, samples)

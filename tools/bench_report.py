@@ -1,0 +1,180 @@
+"""What `bench` tells: the JSON document with all that is needed to compare, and its table."""
+
+import hashlib
+import os
+import platform
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from trtllm_lite import __version__
+from trtllm_lite.runtime.host import physical_cores
+from trtllm_lite.runtime.manifest import MANIFEST_NAME
+from trtllm_lite.tools.bench_run import BenchOptions, Point, Sample
+from trtllm_lite.tools.console import Table, format_bytes
+
+if TYPE_CHECKING:
+    from trtllm_lite.runtime.bundle import Bundle
+
+SCHEMA = "trtllm-lite-bench/1"
+COLUMNS = ("input", "output", "requests", "TTFT ms", "TPOT ms", "tokens/s", "limit ms", "of limit")
+PACKAGES = ("numpy", "onnxruntime", "onnxruntime-gpu", "tokenizers")
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The weight-bandwidth limit. `weight_bytes` is the size of the whole weights file: what a
+    model reads per token, a little less where an embedding table is not also the output layer."""
+
+    weight_bytes: int
+    bytes_per_second: float | None
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds per token that no decoder beats here; None where bandwidth is unknown."""
+        return self.weight_bytes / self.bytes_per_second if self.bytes_per_second else None
+
+
+def report(
+    bundle: "Bundle",
+    options: BenchOptions,
+    engine: Mapping[str, Any],
+    limit: Limit,
+    samples: Mapping[Point, list[Sample]],
+) -> dict[str, Any]:
+    """The whole result as a JSON document; times in seconds."""
+    return {
+        "schema": SCHEMA,
+        "machine": machine(),
+        "versions": versions(),
+        "commit": commit(Path(__file__).resolve().parent),
+        "bundle": _bundle(bundle),
+        "options": {**asdict(options), **engine},
+        "limit": {**asdict(limit), "tpot": limit.tpot},
+        "results": [_result(point, runs, limit) for point, runs in samples.items()],
+    }
+
+
+def _result(point: Point, runs: list[Sample], limit: Limit) -> dict[str, Any]:
+    tpot = spread(t for run in runs for t in run.tpot)
+    share = limit.tpot / tpot["median"] if limit.tpot is not None and tpot else None
+    return {
+        **asdict(point),
+        "ttft": spread(t for run in runs for t in run.ttft),
+        "tpot": tpot,
+        "tokens_per_second": spread(run.throughput for run in runs),
+        "predicted_tpot": limit.tpot,
+        "fraction_of_limit": share,
+    }
+
+
+def spread(values: Iterable[float]) -> dict[str, float] | None:
+    """Median, least and greatest; None of nothing."""
+    known = sorted(values)
+    if not known:
+        return None
+    return {"median": median(known), "min": known[0], "max": known[-1], "count": len(known)}
+
+
+def machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
+    """CPU model, cores, threads, memory and load of this machine."""
+    return {
+        "cpu": _cpu_model(cpuinfo),
+        "physical_cores": physical_cores(),
+        "logical_cpus": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "load_average": round(os.getloadavg()[0], 2),
+        "system": platform.platform(),
+    }
+
+
+def _cpu_model(cpuinfo: Path) -> str:
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
+
+
+def versions() -> dict[str, str]:
+    """Versions of what ran; packages that are not installed are left out."""
+    found = {"trtllm-lite": __version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def commit(folder: Path) -> str | None:
+    """The git commit of a checkout, "-dirty" with changes; None outside of one or without git."""
+    if not any((parent / ".git").exists() for parent in (folder, *folder.parents)):
+        return None
+    command = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--dirty"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _bundle(bundle: "Bundle") -> dict[str, Any]:
+    manifest = bundle.manifest
+    digest = hashlib.sha256((bundle.folder / MANIFEST_NAME).read_bytes()).hexdigest()
+    return {
+        "sha256": digest,
+        "source": manifest.source.id,
+        "model_type": manifest.model.model_type,
+        "num_parameters": manifest.model.num_parameters,
+        "target": manifest.target,
+        "dtype": manifest.dtype,
+    }
+
+
+def result_table(document: Mapping[str, Any]) -> Table:
+    """One row a point: medians, with least and greatest in brackets."""
+    rows = tuple(_row(result) for result in document["results"])
+    return Table("Results: median [min, max]", COLUMNS, rows, frozenset(range(len(COLUMNS))))
+
+
+def _row(result: Mapping[str, Any]) -> tuple[str, ...]:
+    share, predicted = result["fraction_of_limit"], result["predicted_tpot"]
+    return (
+        str(result["input_len"]),
+        str(result["output_len"]),
+        str(result["concurrency"]),
+        _spread_text(result["ttft"], 1e3),
+        _spread_text(result["tpot"], 1e3),
+        _spread_text(result["tokens_per_second"], 1.0),
+        "-" if predicted is None else f"{predicted * 1e3:.2f}",
+        "-" if share is None else f"{100 * share:.0f}%",
+    )
+
+
+def _spread_text(values: Mapping[str, float] | None, scale: float) -> str:
+    if values is None:
+        return "-"
+    middle, low, high = (f"{values[k] * scale:.1f}" for k in ("median", "min", "max"))
+    return f"{middle} [{low}, {high}]"
+
+
+def summary(document: Mapping[str, Any]) -> list[str]:
+    """The machine and the limit, in words."""
+    box, limit = document["machine"], document["limit"]
+    threads = document["options"]["threads"]
+    lines = [f"{box['cpu']}, {box['physical_cores']} cores, {threads} threads used"]
+    weights = format_bytes(limit["weight_bytes"])
+    if limit["tpot"] is None:
+        return [*lines, f"Limit: not known, too little free memory to measure ({weights} weights)"]
+    rate = f"{limit['bytes_per_second'] / 1e9:.1f} GB/s"
+    predicted = f"{limit['tpot'] * 1e3:.2f} ms a token"
+    return [
+        *lines,
+        f"Limit: {predicted} for a lone request ({weights} of weights at {rate})",
+    ]

@@ -1,0 +1,194 @@
+"""Values and groups of options that several commands share."""
+
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from trtllm_lite.tools.command import argument, option
+
+# As in vLLM's `human_readable_int`: small letters are powers of 1000, capitals powers of 1024.
+SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+NUMBER_HELP = "4k is 4000 and 4K is 4096"
+_NUMBER = re.compile(r"([+-]?\d+(?:\.\d+)?)([kmgKMG]?)")
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+if TYPE_CHECKING:
+    from trtllm_lite.runtime.llm import LLM
+
+    IntType = click.ParamType[int]
+    IntsType = click.ParamType[tuple[int, ...]]
+    BiasType = click.ParamType[dict[int, float]]
+    TextType = click.ParamType[str]
+else:
+    # Older click has the class without the type argument.
+    IntType = IntsType = BiasType = TextType = click.ParamType
+
+
+def parse_count(text: str) -> int:
+    """ "4k" -> 4000, "1.5K" -> 1536. Raises ValueError for anything that is not a whole number."""
+    match = _NUMBER.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a number such as 512, 4k (4000) or 4K (4096)")
+    value = Decimal(match[1]) * SUFFIXES[match[2]]
+    if value != value.to_integral_value():
+        raise ValueError(f"{text!r} is not a whole number")
+    return int(value)
+
+
+class Count(IntType):
+    """A whole number not below `minimum`, with an optional suffix."""
+
+    name = "number"
+
+    def __init__(self, minimum: int = 1) -> None:
+        self.minimum = minimum
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return _count(value, self.minimum)
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return "N"
+
+
+class CountList(IntsType):
+    """Numbers separated by commas, or a list in a configuration file."""
+
+    name = "numbers"
+    takes_lists = True
+
+    def __init__(self, minimum: int = 1) -> None:
+        self.minimum = minimum
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        parts = value if isinstance(value, list | tuple) else str(value).split(",")
+        try:
+            return tuple(_count(part, self.minimum) for part in parts)
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return "N[,N...]"
+
+
+def _count(value: Any, minimum: int) -> int:
+    number = value if isinstance(value, int) else parse_count(str(value))
+    if isinstance(value, bool) or number < minimum:
+        raise ValueError(f"got {value}; allowed: whole numbers from {minimum} on")
+    return number
+
+
+class LogitBias(BiasType):
+    """`ID=BIAS[,ID=BIAS...]`, or a table of a configuration file; -> {token id: bias}."""
+
+    name = "bias"
+    takes_tables = True
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dict[int, float]:
+        pairs = value.items() if isinstance(value, dict) else self._pairs(value)
+        try:
+            return {int(token): float(bias) for token, bias in pairs}
+        except ValueError:
+            self.fail(f"got {value!r}; allowed: ID=BIAS[,ID=BIAS...].", param, ctx)
+
+    def _pairs(self, value: Any) -> list[tuple[str, str]]:
+        parts = [part.partition("=") for part in str(value).split(",")]
+        return [(token, bias) for token, _, bias in parts]
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return "ID=BIAS[,...]"
+
+
+class Text(TextType):
+    """Any text, blanks included: an environment variable gives one value, never several."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return str(value)
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        return [rv]
+
+
+def stacked(*decorators: Callable[[F], F]) -> Callable[[F], F]:
+    """The decorators as one; the first is the outermost, so it comes first in the help."""
+
+    def apply(function: F) -> F:
+        for decorate in reversed(decorators):
+            function = decorate(function)
+        return function
+
+    return apply
+
+
+bundle_argument = argument("bundle", "Folder made by `trtllm-lite export`.", type=click.Path())
+
+json_option = option(
+    "Output", "--json", is_flag=True, help="One JSON document on stdout instead of tables or text."
+)
+
+hash_option = option(
+    "Bundle",
+    "--hash-check/--no-hash-check",
+    default=True,
+    help="Compare the sha256 of every file with the manifest (sizes always are).",
+)
+
+speed_options = stacked(
+    option(
+        "Engine",
+        "--max-num-batched-tokens",
+        type=Count(),
+        help="Most tokens computed in one step.",
+    ),
+    option("Engine", "--threads", type=Count(), help="Threads in an operator. Default: all cores."),
+    option("Engine", "--spin", is_flag=True, help="Threads wait by spinning: for idle machines."),
+    hash_option,
+)
+
+length_option = option(
+    "Engine", "--max-model-len", type=Count(), help="Most tokens of prompt and answer together."
+)
+
+seqs_option = option(
+    "Engine", "--max-num-seqs", type=Count(), help="Requests that run at the same time."
+)
+
+prefix_option = option(
+    "Engine",
+    "--prefix-caching/--no-prefix-caching",
+    default=True,
+    help="Reuse the KV cache of prompts that begin alike.",
+)
+
+
+def open_llm(bundle: str, values: dict[str, Any], **fixed: Any) -> "LLM":
+    """An `LLM` with the engine options among `values`, which are taken out, and `fixed`."""
+    from trtllm_lite.runtime.llm import LLM
+
+    given = {argument: values.pop(name) for name, argument in _LLM_ARGUMENTS if name in values}
+    options = {name: value for name, value in given.items() if value is not None}
+    return LLM(Path(bundle), **{**options, **fixed})
+
+
+_LLM_ARGUMENTS = (
+    ("max_num_seqs", "max_num_seqs"),
+    ("max_model_len", "max_model_len"),
+    ("max_num_batched_tokens", "max_num_batched_tokens"),
+    ("threads", "intra_op_num_threads"),
+    ("spin", "spin"),
+    ("hash_check", "check_hashes"),
+    ("prefix_caching", "enable_prefix_caching"),
+)
