@@ -1,6 +1,6 @@
 """The comparisons behind the certificate's gates. Each returns numbers; none decides."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,18 @@ from trtllm_lite.runtime.progress import Progress
 
 Array = npt.NDArray[Any]
 GROUP = 4
+# Right-padding to a longer prompt than this would cost more than running it alone.
+SHORT = 256
+
+
+def _groups(prompts: Sequence[Prompt]) -> Iterator[list[Prompt]]:
+    """Short prompts by fours, each long one alone."""
+    short = [p for p in prompts if len(p.token_ids) <= SHORT]
+    for start in range(0, len(short), GROUP):
+        yield short[start : start + GROUP]
+    for prompt in prompts:
+        if len(prompt.token_ids) > SHORT:
+            yield [prompt]
 
 
 @dataclass
@@ -50,13 +62,12 @@ class Checks:
     ) -> None:
         """Greedy decoding in ragged groups. The reference sees prompt and generated tokens in one
         pass: when each token is its argmax, its own greedy run would have chosen the same."""
-        for start in range(0, len(prompts), GROUP):
-            group = prompts[start : start + GROUP]
+        for group in _groups(prompts):
             rows = [p.token_ids for p in group]
             tokens, logits = greedy(self.session, rows, num_tokens, self.recompute_at)
             for row, prompt in enumerate(group):
                 self._compare(prompt, tokens[row], logits[:, row], findings)
-                self.progress.advance(start + row + 1, len(prompts), "prompts")
+                self.progress.advance(len(findings.prompts), len(prompts), "prompts")
 
     def alone(self, prompts: Sequence[Prompt], num_tokens: int, findings: Findings) -> None:
         """A row alone gives the logits it gave among others."""

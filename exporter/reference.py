@@ -1,6 +1,7 @@
 """The reference: transformers' own eager model in float32."""
 
 import copy
+import inspect
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ class Reference:
 
     def __init__(self, model: Any) -> None:
         self._model = model.eval()
+        self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @property
     def model(self) -> Any:
@@ -30,8 +32,9 @@ class Reference:
 
     def logits(self, token_ids: list[int], last: int) -> Array:
         """Logits of the last `last` positions, [last, vocab] float32."""
+        keep = {"logits_to_keep": last} if self._keeps else {}
         with torch.no_grad():
-            out = self._model(input_ids=torch.tensor([token_ids]), use_cache=False)
+            out = self._model(input_ids=torch.tensor([token_ids]), use_cache=False, **keep)
         logits: Array = out.logits[0, -last:].to(torch.float32).numpy()
         return logits
 

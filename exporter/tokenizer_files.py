@@ -87,12 +87,13 @@ def _special(checkpoint: Checkpoint, tokenizer: Any | None, attribute: str) -> i
 def _eos(
     checkpoint: Checkpoint, tokenizer: Any | None, defaults: dict[str, Any] | None
 ) -> tuple[int, ...]:
-    """Every id that any part of the checkpoint calls its end."""
+    """Every id that any part of the checkpoint calls its end; the tokenizer's own stands first,
+    because chat templates know it as eos_token."""
     found: list[int] = []
     for value in (
+        getattr(tokenizer, "eos_token_id", None) if tokenizer is not None else None,
         (defaults or {}).get("eos_token_id"),
         getattr(checkpoint.config, "eos_token_id", None),
-        getattr(tokenizer, "eos_token_id", None) if tokenizer is not None else None,
     ):
         ids = value if isinstance(value, list | tuple) else [value]
         found += [i for i in ids if isinstance(i, int) and i not in found]

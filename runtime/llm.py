@@ -33,7 +33,8 @@ class LLM:
     max_kv_tokens: tokens held over all running sequences; past it the youngest wait. By default as
         many as there are slots for, if half of the available memory holds them.
     intra_op_num_threads: threads of the backend; by default the physical cores that this process
-        may use. spin: let them spin between operators, faster and never idle.
+        may use. spin: let them wait at full speed between steps too, not
+        only between operators; a core that waits is then never idle.
     enable_prefix_caching, prefix_cache_bytes: keep computed prefixes, up to this many bytes.
     check_hashes: read the whole bundle once to compare its sha256 sums.
 

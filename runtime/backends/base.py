@@ -24,6 +24,7 @@ class SessionOptions:
 
     `capacity` is the tokens a slot holds, padding of the last chunk included, so it is at least
     max_model_len + the largest chunk - 1. `intra_op_num_threads` None lets the backend choose.
+    `spin` lets its threads wait for work at full speed for as long as the backend likes.
     """
 
     num_slots: int

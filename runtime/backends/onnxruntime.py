@@ -18,6 +18,10 @@ from trtllm_lite.runtime.manifest import Phase
 OLDEST = (1, 32)
 """GroupQueryAttention takes `query_seqlens`, which ragged prefill needs, from this version on."""
 
+SPIN_BRIEFLY = "100"
+"""Microseconds: long enough to bridge two operators, short enough to leave an idle core idle."""
+SPIN_FOREVER = "10000000"
+
 _TYPES = {
     "tensor(float)": "float32",
     "tensor(float16)": "float16",
@@ -98,8 +102,10 @@ def _session_options(ort: Any, threads: int, options: SessionOptions) -> Any:
     result.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     result.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     result.log_severity_level = 3
-    spinning = "1" if options.spin else "0"
-    result.add_session_config_entry("session.intra_op.allow_spinning", spinning)
+    result.add_session_config_entry("session.intra_op.allow_spinning", "1")
+    result.add_session_config_entry(
+        "session.intra_op.spin_duration_us", SPIN_FOREVER if options.spin else SPIN_BRIEFLY
+    )
     return result
 
 

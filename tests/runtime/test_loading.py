@@ -159,7 +159,7 @@ def test_every_option_reaches_what_it_is_for(counting_bundle: Path) -> None:
     session = parts.engine._session
     assert isinstance(session, OrtSession)
     used = session._graphs["decode"].session.get_session_options()
-    assert used.get_session_config_entry("session.intra_op.allow_spinning") == "1"
+    assert used.get_session_config_entry("session.intra_op.spin_duration_us") == "10000000"
     assert used.intra_op_num_threads == 1
     parts.engine.close()
     with pytest.raises(BundleError, match="sha256"):

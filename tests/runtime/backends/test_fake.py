@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtllm_lite.runtime.backends.base import Batch, SessionOptions
+from trtllm_lite.runtime.backends.base import Batch, KVBlock, SessionOptions
 from trtllm_lite.runtime.backends.fake import FakeSession, open_session
 from trtllm_lite.runtime.bundle import Bundle
 from trtllm_lite.runtime.errors import StepError
@@ -156,6 +156,21 @@ def test_blocks_are_copies() -> None:
     np.testing.assert_array_equal(block.keys[0], kept)
     assert block.num_tokens == 2
     assert block.nbytes == 2 * fake.info.kv_bytes_per_token
+
+
+def test_keys_values_layers_and_heads_cannot_be_confused() -> None:
+    fake = session()
+    fake.run(batch(0, [[1, 2]], [0]))
+    (good,) = fake.read(0, [(0, 2)])
+    heads = tuple(k[::-1].copy() for k in good.keys)
+    for wrong in (
+        KVBlock(good.values, good.keys),
+        KVBlock(good.keys[::-1], good.values[::-1]),
+        KVBlock(heads, good.values),
+    ):
+        fake.write(0, 0, [wrong])
+        logits = fake.run(batch(0, [[3]], [2]))[0, 0]
+        assert (logits != fake.reference([1, 2, 3])).any()
 
 
 BROKEN: dict[str, dict[str, Any]] = {

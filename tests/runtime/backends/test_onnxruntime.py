@@ -220,12 +220,12 @@ def test_a_missing_or_old_onnxruntime_names_the_extra(
         open_session(bundle, SessionOptions(2, 8))
 
 
-@pytest.mark.parametrize(("spin", "entry"), [(False, "0"), (True, "1")])
+@pytest.mark.parametrize(("spin", "entry"), [(False, "100"), (True, "10000000")])
 def test_thread_options_reach_both_graphs(bundle: Bundle, spin: bool, entry: str) -> None:
     session = open_session(bundle, SessionOptions(2, 8, intra_op_num_threads=3, spin=spin))
     for phase in PHASES:
         options = session._graphs[phase].session.get_session_options()
-        assert options.get_session_config_entry("session.intra_op.allow_spinning") == entry
+        assert options.get_session_config_entry("session.intra_op.spin_duration_us") == entry
         assert (options.intra_op_num_threads, options.inter_op_num_threads) == (3, 1)
 
 
