@@ -1,11 +1,18 @@
 """The parity certificate: what was compared, what came out, and which limits it had to keep."""
 
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 CERTIFICATE_VERSION = "1.0"
+UNBOUNDED = 1e300
+
+
+def finite(value: float) -> float:
+    """The value, or UNBOUNDED for infinity and NaN, which JSON lacks."""
+    return value if math.isfinite(value) else UNBOUNDED
 
 
 @dataclass(frozen=True)

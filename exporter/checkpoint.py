@@ -16,11 +16,18 @@ from trtllm_lite.exporter.checkpoint_guard import (
     refuse_pickles,
 )
 from trtllm_lite.exporter.weights import SafetensorsSource, WeightSource
-from trtllm_lite.runtime.errors import CheckpointError, MissingExtraError
+from trtllm_lite.runtime.errors import (
+    CheckpointError,
+    MissingExtraError,
+    UnsupportedError,
+    UsageError,
+)
 from trtllm_lite.runtime.manifest import Source
 from trtllm_lite.runtime.progress import Progress
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+# Which frequencies it scales; transformers would read such a file as one without rope scaling.
+ROPE_FACTORS = "rope_freqs.weight"
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "README.md", "LICENSE*"]
 
 
@@ -74,12 +81,16 @@ def open_checkpoint(model: str, revision: str | None, progress: Progress) -> Che
     configuration asks and we refuse.
     """
     path = Path(model).expanduser()
+    if revision is not None and path.exists():
+        raise UsageError(f"--revision: {model} is on this machine; only a hub id has revisions")
     if path.is_file():
         return _open_gguf(path)
     if path.is_dir():
         return _open_folder(path, model_id=path.resolve().name, revision=None)
     if HUB_ID.fullmatch(model) and not model.startswith("."):
-        return _open_folder(_download(model, revision, progress), model, revision)
+        folder = _download(model, revision, progress)
+        # The hub's cache names a snapshot by its commit.
+        return _open_folder(folder, model, folder.name)
     raise CheckpointError(
         f"{model}: no such file or folder, and not a hub id (owner/name); "
         "give a Hugging Face folder, a hub id or a GGUF file"
@@ -107,7 +118,12 @@ def _open_gguf(path: Path) -> Checkpoint:
         raise CheckpointError(
             f"{path.name}: not a GGUF file; give a Hugging Face folder, a hub id or a .gguf file"
         )
-    check_gguf(path)
+    if any(tensor.name == ROPE_FACTORS for tensor in check_gguf(path).tensors):
+        raise UnsupportedError(
+            f"rope scaling given as a tensor ({ROPE_FACTORS}, as in GGUF files of Llama 3.1)",
+            "GGUF files whose rope is in their metadata",
+            "export from the safetensors checkpoint",
+        )
     license_name = gguf.metadata_text(path, "general.license")
     source = Source(path.name, "gguf", None, license_name)
     config = _config(str(path.parent), gguf_file=path.name)

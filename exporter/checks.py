@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trtllm_lite.exporter.certificate import PromptParity
+from trtllm_lite.exporter.certificate import PromptParity, finite
 from trtllm_lite.exporter.prompts import Prompt
 from trtllm_lite.exporter.reference import Reference, relative_kl
 from trtllm_lite.exporter.replay import decode, greedy, prefill
@@ -113,13 +113,21 @@ class Checks:
         divergence = None if right.all() else int(np.argmin(right))
         # After the first divergence both sides still see the same tokens, so all steps compare.
         findings.widen("logits", logits, expected)
-        kl = max(relative_kl(e, g) for e, g in zip(expected, logits, strict=True))
+        kl = float(np.max([relative_kl(e, g) for e, g in zip(expected, logits, strict=True)]))
         findings.logit_scale = max(findings.logit_scale, float(np.abs(expected).max()))
         findings.agreed += int(right.sum())
         findings.compared += len(tokens)
         distance = float(np.abs(logits - expected).max())
         findings.prompts.append(
-            PromptParity(prompt.name, len(prompt.token_ids), len(tokens), divergence, distance, kl)
+            PromptParity(
+                prompt.name,
+                len(prompt.token_ids),
+                len(tokens),
+                divergence,
+                finite(distance),
+                finite(kl),
+            )
         )
-        if distance >= findings.distances["logits"]:
+        # Negated, so that a NaN is the worst.
+        if not distance < findings.distances["logits"]:
             findings.worst_tokens = ids

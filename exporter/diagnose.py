@@ -1,6 +1,5 @@
 """After a failed gate: which layer's output is the first to depart from the reference."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,14 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from trtllm_lite.exporter.passes import scopes
-from trtllm_lite.exporter.reference import Reference
+from trtllm_lite.exporter.reference import LAYER, Reference
 from trtllm_lite.runtime.bundle import Bundle
 
 Array = npt.NDArray[Any]
-LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)$")
 # Far above the noise of float32 sums in another order, far below any real mistake.
 DEPARTS = 1e-3
 MAX_TOKENS = 256
+EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
 def first_departure(bundle: Bundle, reference: Reference, token_ids: list[int]) -> str:
@@ -26,16 +25,14 @@ def first_departure(bundle: Bundle, reference: Reference, token_ids: list[int]) 
     its hidden state."""
     ids = token_ids[:MAX_TOKENS]
     ours = hidden_states(bundle, ids)
-    theirs = reference.hidden_states(ids)
-    # The reference's last entry is after the final norm, so the last layer has no counterpart.
-    for layer, (got, want) in enumerate(zip(ours, theirs[1:-1], strict=False)):
+    theirs = reference.layer_outputs(ids)
+    if not ours or len(ours) != len(theirs):
+        return "its layers cannot be told apart, so the first to depart is not known"
+    for layer, (got, want) in enumerate(zip(ours, theirs, strict=True)):
         by = _relative(got, want)
         if not by <= DEPARTS:
             return f"the first layer to depart is {layer}, by {by:.2g} of its hidden state's size"
-    last = len(ours) - 1
-    return (
-        f"no layer before {last} departs: look at layer {last}, the final norm and the output layer"
-    )
+    return "no layer departs: look at the final norm and the output layer"
 
 
 def hidden_states(bundle: Bundle, token_ids: list[int]) -> list[Array]:
@@ -44,9 +41,7 @@ def hidden_states(bundle: Bundle, token_ids: list[int]) -> list[Array]:
     outputs = layer_outputs(model)
     for value in outputs:
         model.graph.outputs.append(value)
-    proto = ir.to_proto(model)
-    folder = Path(bundle.folder)
-    session = _session(proto, folder)
+    session = _session(ir.to_proto(model), bundle.folder)
     names = [str(v.name) for v in outputs]
     return [out[0] for out in session.run(names, _feeds(bundle, token_ids))]
 
@@ -78,15 +73,13 @@ def _is_hidden(value: ir.Value) -> bool:
 
 
 def _session(proto: onnx.ModelProto, folder: Path) -> ort.InferenceSession:
-    """ONNX Runtime resolves external data beside the model's path, so the copy stands there."""
-    path = folder / ".diagnose.onnx"
-    try:
-        path.write_bytes(proto.SerializeToString())
-        options = ort.SessionOptions()
-        options.log_severity_level = 3
-        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    finally:
-        path.unlink(missing_ok=True)
+    """Opened from memory: the bundle may not be ours to write in."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.add_session_config_entry(EXTERNAL_FOLDER, str(folder))
+    return ort.InferenceSession(
+        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
 
 
 def _feeds(bundle: Bundle, token_ids: list[int]) -> dict[str, Array]:

@@ -91,13 +91,18 @@ def _shape(value: ir.Value) -> list[int]:
 
 
 def _converted(piece: Array, dtype: str, name: str) -> Array:
+    target = np.dtype(NUMPY_DTYPES[dtype])
     with np.errstate(over="ignore"):
-        out = piece.astype(NUMPY_DTYPES[dtype], copy=False)
-    if dtype == "float16" and not np.isfinite(out).all() and np.isfinite(piece).all():
+        out = piece.astype(target, copy=False)
+    if piece.dtype == target or piece.dtype.itemsize < target.itemsize:
+        return out
+    if (np.isinf(out) & np.isfinite(piece)).any():
+        largest = float(ml_dtypes.finfo(target).max)
+        wider = [d for d in NUMPY_DTYPES if float(ml_dtypes.finfo(NUMPY_DTYPES[d]).max) > largest]
         raise UnsupportedError(
-            f"a wider type than float16 (values over 65504 in {name})",
-            "float32 and bfloat16 for this checkpoint",
-            "export with --dtype bfloat16",
+            f"a wider type than {dtype} (values over {largest:.6g} in {name})",
+            f"{' and '.join(wider) or 'no other type'} for this tensor",
+            "export with --dtype bfloat16" if "bfloat16" in wider else "scale the checkpoint",
         )
     return out
 

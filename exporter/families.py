@@ -4,6 +4,7 @@ Any other `model_type` is tried by the generic path, and its certificate decides
 changes how a family is exported; `tiny` only configures its proof.
 """
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -108,12 +109,19 @@ PROVED = (
         num_hidden_layers=6,
         query_pre_attn_scalar=24,
     ),
-    _proved("phi3", "Phi-3", "longrope", rope_parameters=_longrope(1.0)),
+    _proved(
+        "phi3",
+        "Phi-3",
+        "longrope",
+        original_max_position_embeddings=ORIGINAL,
+        rope_parameters=_longrope(1.0),
+    ),
     _proved(
         "phi3",
         "Phi-4-mini",
         "longrope on three quarters of the head, tied embedding",
         tie_word_embeddings=True,
+        original_max_position_embeddings=ORIGINAL,
         rope_parameters=_longrope(0.75),
     ),
     _proved("smollm3", "SmolLM3", "every fourth layer without positions", num_hidden_layers=4),
@@ -212,4 +220,5 @@ def tiny_config(family: Family) -> Any:
     from transformers import AutoConfig
 
     values = family.tiny if family.bare else {**BASE, **family.tiny}
-    return AutoConfig.for_model(family.model_type, **values)
+    # transformers completes nested parameters in place.
+    return AutoConfig.for_model(family.model_type, **copy.deepcopy(values))

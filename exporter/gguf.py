@@ -45,7 +45,7 @@ class GgufSource:
         self._tensors = {t.name: t for t in GGUFReader(str(path)).tensors}
         mapping = get_gguf_hf_weights_map(model, self._processor)
         self._keys = {hf: name for name, hf in mapping.items() if name in self._tensors}
-        self._unknown = frozenset(self._tensors) - frozenset(mapping) - {"rope_freqs.weight"}
+        self._unknown = frozenset(self._tensors) - frozenset(mapping)
 
     def names(self) -> frozenset[str]:
         """Mapped names, and the raw names of tensors that nothing maps."""

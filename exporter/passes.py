@@ -100,13 +100,15 @@ def fuse_linear(model: ir.Model) -> int:
 
 def add_storage_casts(model: ir.Model, dtype: ir.DataType) -> int:
     """Store float32 weights as `dtype` and cast them back where they are read."""
-    weights = [v for v in model.graph.initializers.values() if v.const_value is None]
-    for value in weights:
-        stored = ir.Value(name=value.name, shape=value.shape, type=ir.TensorType(dtype))
-        value.name = f"{value.name}.float32"
+    initializers = model.graph.initializers
+    weights = [(name, v) for name, v in initializers.items() if v.const_value is None]
+    for name, value in weights:
+        stored = ir.Value(name=name, shape=value.shape, type=ir.TensorType(dtype))
+        # Taken out first: the container follows the names of what it holds.
+        del initializers[name]
+        value.name = f"{name}.float32"
         cast = ir.node("Cast", [stored], {"to": ir.DataType.FLOAT}, outputs=[value])
-        del model.graph.initializers[str(stored.name)]
-        model.graph.initializers[str(stored.name)] = stored
+        initializers[name] = stored
         model.graph.insert_before(model.graph[0], cast)
     return len(weights)
 

@@ -29,7 +29,7 @@ from trtllm_lite.exporter.passes import add_storage_casts
 from trtllm_lite.exporter.tokenizer_files import TokenizerFiles, write_tokenizer_files
 from trtllm_lite.exporter.weight_names import check_shapes, match_names, refuse_unused, renamed
 from trtllm_lite.exporter.weights import MappedSource
-from trtllm_lite.exporter.workspace import check_space, workspace
+from trtllm_lite.exporter.workspace import check_output, check_space, workspace
 from trtllm_lite.runtime.errors import UsageError, VerificationError
 from trtllm_lite.runtime.manifest import (
     PARITY_NAME,
@@ -68,6 +68,15 @@ class ExportReport:
         }
 
 
+@dataclass(frozen=True)
+class _Weights:
+    """Where every tensor comes from and where it goes; `size` is the weights file's, in bytes."""
+
+    source: MappedSource
+    places: dict[str, Placed]
+    size: int
+
+
 class _Clock:
     """A Progress that times the steps on their way to the real one."""
 
@@ -98,6 +107,8 @@ def export(options: ExportOptions, progress: Progress) -> ExportReport:
     parity gate fails, in which case no bundle is left.
     """
     clock = _Clock(progress)
+    if not options.dry_run:
+        check_output(options.output, overwrite=options.overwrite)
     clock.step("open the checkpoint")
     checkpoint = open_checkpoint(options.model, options.revision, clock)
     config = truncated(checkpoint.config, options.num_layers)
@@ -107,13 +118,13 @@ def export(options: ExportOptions, progress: Progress) -> ExportReport:
     if options.dtype != "float32":
         for model in graphs.models:
             add_storage_casts(model, IR_DTYPES[options.dtype])
-    places, size = layout(graphs.weights, options.dtype)
+    weights = _weights(checkpoint, graphs, options)
     if options.dry_run:
         manifest = _manifest(options, checkpoint, graphs, limits, _no_tokenizer(checkpoint), ())
-        return _report(None, manifest, clock, size, graphs)
+        return _report(None, manifest, clock, weights.size, graphs)
     with workspace(options.output, overwrite=options.overwrite) as folder:
-        manifest = _write(options, checkpoint, graphs, limits, folder, places, size, clock)
-        report = _report(options.output, manifest, clock, size, graphs)
+        manifest = _write(options, checkpoint, graphs, limits, folder, weights, clock)
+        report = _report(options.output, manifest, clock, weights.size, graphs)
         parity = _verify(options, checkpoint, folder, manifest, clock) if options.verify else None
         clock.step("put the bundle in place")
     clock.step("")
@@ -126,30 +137,29 @@ def _write(
     graphs: Graphs,
     limits: Limits,
     folder: Path,
-    places: dict[str, Placed],
-    size: int,
+    weights: _Weights,
     progress: Progress,
 ) -> Manifest:
     """Write everything but the certificate; the manifest last."""
-    check_space(folder, size + 64 * 2**20)
+    check_space(folder, weights.size + 64 * 2**20)
     progress.step("write the tokenizer")
     tokenizer = write_tokenizer_files(checkpoint, folder)
     progress.step("write the weights")
-    source = _source(checkpoint, graphs, options)
-    weights = write_weights(folder / WEIGHTS, places, source, options.dtype, progress)
+    places, path = weights.places, folder / WEIGHTS
+    written = write_weights(path, places, weights.source, options.dtype, progress)
     progress.step("write the graphs")
     for spec, model in zip(graphs.specs, graphs.models, strict=True):
         bind(model, places, WEIGHTS, options.dtype)
         ir.save(model, folder / spec.file)
     names = [s.file for s in graphs.specs]
     names += [n for n in _tokenizer_names(tokenizer) if n is not None]
-    files = (weights, *(_entry(folder, name) for name in names))
+    files = (written, *(_entry(folder, name) for name in names))
     manifest = _manifest(options, checkpoint, graphs, limits, tokenizer, files)
     write_manifest(folder, manifest)
     return manifest
 
 
-def _source(checkpoint: Checkpoint, graphs: Graphs, options: ExportOptions) -> MappedSource:
+def _weights(checkpoint: Checkpoint, graphs: Graphs, options: ExportOptions) -> _Weights:
     """The checkpoint's tensors under the graphs' names, after checking that all fit."""
     model, aliases = graphs.skeleton.model, graphs.skeleton.aliases
     stored = checkpoint.weights(model)
@@ -159,7 +169,8 @@ def _source(checkpoint: Checkpoint, graphs: Graphs, options: ExportOptions) -> M
         refuse_unused(model, aliases, keys, frozenset(present))
     source = MappedSource(stored, {name: present[key] for name, key in keys.items()})
     check_shapes(dict(iter_shapes(graphs.weights)), {n: source.shape(n) for n in keys})
-    return source
+    places, size = layout(graphs.weights, options.dtype)
+    return _Weights(source, places, size)
 
 
 def _verify(

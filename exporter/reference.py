@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import re
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from trtllm_lite.exporter.graphs import truncated
 from trtllm_lite.runtime.errors import CheckpointError
 
 Array = npt.NDArray[Any]
+# The name of a decoder layer's module, in every family of transformers that is known here.
+LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)$")
 STORED = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -38,14 +41,23 @@ class Reference:
         logits: Array = out.logits[0, -last:].to(torch.float32).numpy()
         return logits
 
-    def hidden_states(self, token_ids: list[int]) -> list[Array]:
-        """What enters each layer and what leaves the last one before the final norm is applied by
-        the model's own bookkeeping: [seq, hidden] each."""
-        with torch.no_grad():
-            out = self._model(
-                input_ids=torch.tensor([token_ids]), use_cache=False, output_hidden_states=True
-            )
-        return [h[0].to(torch.float32).numpy() for h in out.hidden_states]
+    def layer_outputs(self, token_ids: list[int]) -> list[Array]:
+        """What leaves each layer: [seq, hidden] each. transformers' own `hidden_states` has the
+        last layer only after the final norm."""
+        seen: list[Array] = []
+
+        def keep(module: Any, inputs: Any, output: Any) -> None:
+            first = output[0] if isinstance(output, tuple) else output
+            seen.append(first[0].to(torch.float32).numpy())
+
+        layers = [m for name, m in self._model.named_modules() if LAYER.search(name)]
+        handles = [layer.register_forward_hook(keep) for layer in layers]
+        try:
+            self.logits(token_ids, 1)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return seen
 
 
 def load_reference(checkpoint: Checkpoint, dtype: str, num_layers: int | None = None) -> Reference:
@@ -81,8 +93,9 @@ def needed_bytes(num_parameters: int) -> int:
 
 def relative_kl(reference: Array, other: Array) -> float:
     """KL(reference || other) of one row of logits, in nats."""
-    p, q = _log_softmax(reference), _log_softmax(other)
-    return float(np.sum(np.exp(p) * (p - q)))
+    with np.errstate(invalid="ignore"):
+        p, q = _log_softmax(reference), _log_softmax(other)
+        return float(np.sum(np.exp(p) * (p - q)))
 
 
 def _log_softmax(row: Array) -> Array:

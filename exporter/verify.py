@@ -10,11 +10,10 @@ import resource
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from trtllm_lite.exporter.certificate import Certificate, Gate
+from trtllm_lite.exporter.certificate import UNBOUNDED, Certificate, Gate, finite
 from trtllm_lite.exporter.checkpoint import Checkpoint, open_checkpoint
 from trtllm_lite.exporter.checks import Checks, Findings
 from trtllm_lite.exporter.diagnose import first_departure
@@ -49,7 +48,8 @@ def verify_bundle(
                 "machine (a Hugging Face folder, hub id or GGUF file)"
             )
         reference = source.id
-    checkpoint = open_checkpoint(reference, source.revision, progress)
+    revision = source.revision if reference == source.id else None
+    checkpoint = open_checkpoint(reference, revision, progress)
     _same_model(checkpoint, bundle.manifest)
     options = _options_of(bundle.manifest, reference, folder)
     return certify(folder, checkpoint, options, progress)
@@ -146,13 +146,14 @@ def _gates(findings: Findings) -> tuple[Gate, ...]:
         _at_most("logits_max_kl", kl, KL_LIMIT),
     ]
     for name in ("chunked_equals_whole", "decode_equals_prefill", "batched_equals_alone"):
-        gates.append(_at_most(name, findings.distances.get(name, 0.0), LOGIT_TOLERANCE * scale))
+        # What was never measured has not been proved.
+        value = findings.distances.get(name, UNBOUNDED)
+        gates.append(_at_most(name, value, LOGIT_TOLERANCE * scale))
     return tuple(gates)
 
 
 def _at_most(name: str, value: float, limit: float) -> Gate:
-    passed = math.isfinite(value) and value <= limit
-    return Gate(name, passed, value if math.isfinite(value) else 1e300, limit)
+    return Gate(name, math.isfinite(value) and value <= limit, finite(value), limit)
 
 
 def _failure(gates: tuple[Gate, ...], departure: str) -> str:
@@ -200,7 +201,6 @@ def _export_first_layers(
 
 
 def _options_of(manifest: Manifest, reference: str, folder: Path) -> ExportOptions:
-    layers: dict[str, Any] = {}
     return ExportOptions(
         model=reference,
         output=folder,
@@ -208,7 +208,6 @@ def _options_of(manifest: Manifest, reference: str, folder: Path) -> ExportOptio
         dtype=manifest.dtype,
         max_model_len=manifest.limits.max_model_len,
         max_num_seqs=manifest.limits.max_num_seqs,
-        **layers,
     )
 
 

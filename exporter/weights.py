@@ -69,16 +69,12 @@ class SafetensorsSource:
         return frozenset(self._stored)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._stored[name].shape
+        """Raises UnsupportedError for a tensor whose type cannot be read, so that an export ends
+        before it has written anything."""
+        return self._readable(name).shape
 
     def pieces(self, name: str) -> Iterator[Array]:
-        stored = self._stored[name]
-        if stored.dtype not in SAFETENSORS_DTYPES:
-            raise UnsupportedError(
-                f"weights of type {stored.dtype} (tensor {name})",
-                ", ".join(SAFETENSORS_DTYPES),
-                "export from the unquantized checkpoint",
-            )
+        stored = self._readable(name)
         dtype = np.dtype(SAFETENSORS_DTYPES[stored.dtype])
         with stored.file.open("rb", buffering=0) as handle:
             handle.seek(stored.start)
@@ -89,6 +85,16 @@ class SafetensorsSource:
                     raise CheckpointError(f"{stored.file.name} ends inside tensor {name}")
                 left -= piece.nbytes
                 yield piece
+
+    def _readable(self, name: str) -> _Stored:
+        stored = self._stored[name]
+        if stored.dtype not in SAFETENSORS_DTYPES:
+            raise UnsupportedError(
+                f"weights of type {stored.dtype} (tensor {name})",
+                ", ".join(SAFETENSORS_DTYPES),
+                "export from the unquantized checkpoint",
+            )
+        return stored
 
 
 class MappedSource:

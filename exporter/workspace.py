@@ -3,6 +3,7 @@
 An interrupt, an error or a full disk leaves no trace, and an old bundle stays as it was.
 """
 
+import glob
 import os
 import shutil
 from collections.abc import Iterator
@@ -17,10 +18,10 @@ from trtllm_lite.runtime.manifest import MANIFEST_NAME
 def workspace(output: Path, *, overwrite: bool) -> Iterator[Path]:
     """A new folder beside `output`. On a normal exit it becomes `output`; on any other it is
     removed. Raises UsageError when `output` may not be written."""
-    output = output.absolute()
-    _check_output(output, overwrite)
-    _remove_dead(output)
-    partial = output.parent / f".{output.name}.partial-{os.getpid()}"
+    output = output.resolve()
+    _clean_up(output)
+    check_output(output, overwrite=overwrite)
+    partial = _sibling(output, "partial")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         partial.mkdir()
@@ -43,7 +44,8 @@ def check_space(folder: Path, needed: int) -> None:
         )
 
 
-def _check_output(output: Path, overwrite: bool) -> None:
+def check_output(output: Path, *, overwrite: bool) -> None:
+    """Raise UsageError when `output` is there and may not be replaced."""
     if not output.exists():
         return
     if not output.is_dir():
@@ -56,25 +58,42 @@ def _check_output(output: Path, overwrite: bool) -> None:
 
 def _publish(partial: Path, output: Path) -> None:
     """Swap folders by renames, so that `output` is never half of anything."""
-    if not output.exists():
-        partial.rename(output)
-        return
-    old = output.parent / f".{output.name}.replaced-{os.getpid()}"
-    output.rename(old)
+    old = _sibling(output, "replaced")
     try:
+        if output.exists():
+            output.rename(old)
         partial.rename(output)
     except BaseException:
-        old.rename(output)
+        if old.exists() and not output.exists():
+            old.rename(output)
         raise
-    shutil.rmtree(old, ignore_errors=True)
+    finally:
+        if output.exists():
+            shutil.rmtree(old, ignore_errors=True)
 
 
-def _remove_dead(output: Path) -> None:
-    """Remove what a killed export of the same bundle left behind."""
-    for stale in output.parent.glob(f".{output.name}.partial-*"):
-        pid = stale.name.rpartition("-")[2]
-        if pid.isdigit() and not _alive(int(pid)):
-            shutil.rmtree(stale, ignore_errors=True)
+def _clean_up(output: Path) -> None:
+    """After killed exports of the same bundle: put the old bundle back where one was killed
+    between the two renames, and remove what they left behind."""
+    for old in _left_behind(output, "replaced"):
+        if output.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            old.rename(output)
+    for stale in _left_behind(output, "partial"):
+        shutil.rmtree(stale, ignore_errors=True)
+
+
+def _sibling(output: Path, kind: str) -> Path:
+    return output.parent / f".{output.name}.{kind}-{os.getpid()}"
+
+
+def _left_behind(output: Path, kind: str) -> Iterator[Path]:
+    """Siblings of that kind whose process is dead, or has given its id to this one."""
+    for path in output.parent.glob(f".{glob.escape(output.name)}.{kind}-*"):
+        pid = path.name.rpartition("-")[2]
+        if pid.isdigit() and (int(pid) == os.getpid() or not _alive(int(pid))):
+            yield path
 
 
 def _alive(pid: int) -> bool:

