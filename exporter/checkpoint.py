@@ -22,7 +22,7 @@ from trtllm_lite.runtime.errors import (
     UnsupportedError,
     UsageError,
 )
-from trtllm_lite.runtime.manifest import Source
+from trtllm_lite.runtime.manifest import MANIFEST_NAME, Source
 from trtllm_lite.runtime.progress import Progress
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -102,6 +102,8 @@ def _open_folder(folder: Path, model_id: str, revision: str | None) -> Checkpoin
     if not config_path.is_file():
         found = ", ".join(sorted(p.name for p in folder.glob("*.gguf"))[:3])
         hint = f"; it holds {found}: give that file" if found else ""
+        if (folder / MANIFEST_NAME).is_file():
+            hint = "; it is a bundle already: give what it was made from"
         raise CheckpointError(f"{folder}: no config.json, so not a checkpoint folder{hint}")
     raw = _read_json(config_path)
     # transformers has its own code for these, and does not look at a map to foreign code.

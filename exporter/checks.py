@@ -88,9 +88,10 @@ class Checks:
         """Prefill, then single tokens, equals one prefill of everything."""
         ids = prompt.token_ids
         head = max(1, len(ids) - 8)
-        logits = prefill(self.session, [ids[:head]])
         if self.recompute_at is not None and head <= self.recompute_at < len(ids):
-            return
+            # Beyond the switch from the start: what was computed before it does not count after.
+            head = self.recompute_at + 1
+        logits = prefill(self.session, [ids[:head]])
         for length in range(head, len(ids)):
             logits = decode(self.session, [ids[length]], [length])
         findings.widen("decode_equals_prefill", logits, prefill(self.session, [ids]))

@@ -92,19 +92,24 @@ def _shape(value: ir.Value) -> list[int]:
 
 def _converted(piece: Array, dtype: str, name: str) -> Array:
     target = np.dtype(NUMPY_DTYPES[dtype])
-    with np.errstate(over="ignore"):
+    # Overflow is looked for below; signalling NaNs are the checkpoint's own affair.
+    with np.errstate(over="ignore", invalid="ignore"):
         out = piece.astype(target, copy=False)
-    if piece.dtype == target or piece.dtype.itemsize < target.itemsize:
-        return out
-    if (np.isinf(out) & np.isfinite(piece)).any():
-        largest = float(ml_dtypes.finfo(target).max)
-        wider = [d for d in NUMPY_DTYPES if float(ml_dtypes.finfo(NUMPY_DTYPES[d]).max) > largest]
-        raise UnsupportedError(
-            f"a wider type than {dtype} (values over {largest:.6g} in {name})",
-            f"{' and '.join(wider) or 'no other type'} for this tensor",
-            "export with --dtype bfloat16" if "bfloat16" in wider else "scale the checkpoint",
-        )
+        narrower = piece.dtype != target and piece.dtype.itemsize >= target.itemsize
+        if narrower and (np.isinf(out) & np.isfinite(piece)).any():
+            raise _overflow(dtype, name)
     return out
+
+
+def _overflow(dtype: str, name: str) -> UnsupportedError:
+    largest = {d: float(ml_dtypes.finfo(NUMPY_DTYPES[d]).max) for d in NUMPY_DTYPES}
+    wider = [d for d in NUMPY_DTYPES if largest[d] > largest[dtype]]
+    action = f"export with --dtype {wider[-1]}" if wider else "scale the checkpoint's weights"
+    return UnsupportedError(
+        f"a wider type than {dtype} (values over {largest[dtype]:.6g} in {name})",
+        f"{' and '.join(wider) or 'no wider type'} for this checkpoint",
+        action,
+    )
 
 
 class _Writer:

@@ -9,7 +9,12 @@ import onnx_ir as ir
 from trtllm_lite.exporter.contract import graph_spec, kv_spec
 from trtllm_lite.exporter.graft import PROBE, AttentionFacts, probe
 from trtllm_lite.exporter.lowering import Target
-from trtllm_lite.exporter.passes import drop_unused_weights, external_weights, fold_constants
+from trtllm_lite.exporter.passes import (
+    drop_trace_notes,
+    drop_unused_weights,
+    external_weights,
+    fold_constants,
+)
 from trtllm_lite.exporter.skeleton import Skeleton, build_skeleton
 from trtllm_lite.exporter.trace import quiet, trace
 from trtllm_lite.exporter.wrapper import SelectRows
@@ -104,3 +109,4 @@ def _lower(model: ir.Model, target: Target, phase: str, counts: dict[str, int]) 
             raise AssertionError(f"pass {name} found nothing to change in {phase}")
         counts[f"{phase}.{name}"] = count
     drop_unused_weights(model)
+    drop_trace_notes(model)

@@ -22,6 +22,9 @@ from onnxscript.rewriter.rules.common import (
 from onnxscript.rewriter.rules.fusion import _rms_normalization
 
 MICROSOFT = "com.microsoft"
+NAME_SCOPES = "pkg.torch.onnx.name_scopes"
+# `namespace` is what graph viewers group nodes by.
+KEPT_NOTES = {NAME_SCOPES, "namespace"}
 # onnxscript's default set also holds rules that scan the whole graph at every node.
 SIMPLIFY = RewriteRuleSet(
     [
@@ -113,9 +116,21 @@ def add_storage_casts(model: ir.Model, dtype: ir.DataType) -> int:
     return len(weights)
 
 
+def drop_trace_notes(model: ir.Model) -> int:
+    """Forget what the tracer noted on nodes, but for the module names: its stack traces hold paths
+    of this machine, and would make a bundle's hash depend on where it was made."""
+    count = 0
+    for node in model.graph:
+        for key in node.metadata_props.keys() - KEPT_NOTES:
+            del node.metadata_props[key]
+            count += 1
+    model.graph.metadata_props.clear()
+    return count
+
+
 def scopes(node: ir.Node) -> list[str]:
     """Module names around a node, outermost first, as the tracer recorded them."""
-    text = node.metadata_props.get("pkg.torch.onnx.name_scopes", "[]")
+    text = node.metadata_props.get(NAME_SCOPES, "[]")
     return [part.strip(" '\"") for part in text.strip("[]").split(",")]
 
 

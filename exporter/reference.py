@@ -12,6 +12,7 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from trtllm_lite.exporter.checkpoint import Checkpoint
+from trtllm_lite.exporter.gguf import silent_loading
 from trtllm_lite.exporter.graphs import truncated
 from trtllm_lite.runtime.errors import CheckpointError
 
@@ -65,12 +66,13 @@ def load_reference(checkpoint: Checkpoint, dtype: str, num_layers: int | None = 
     transformers.utils.logging.disable_progress_bar()
     config = truncated(copy.deepcopy(checkpoint.config), num_layers)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            **checkpoint.load_arguments,
-            config=config,
-            dtype=torch.float32,
-            attn_implementation="eager",
-        )
+        with silent_loading():
+            model = AutoModelForCausalLM.from_pretrained(
+                **checkpoint.load_arguments,
+                config=config,
+                dtype=torch.float32,
+                attn_implementation="eager",
+            )
     except (OSError, ValueError, KeyError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"transformers cannot load the reference: {first}") from error

@@ -35,7 +35,7 @@ def write_tokenizer_files(checkpoint: Checkpoint, folder: Path) -> TokenizerFile
     defaults = checkpoint.json(GENERATION_CONFIG)
     name = template = None
     if tokenizer is not None:
-        tokenizer.backend_tokenizer.save(str(folder / TOKENIZER))
+        (folder / TOKENIZER).write_text(_serialized(checkpoint, tokenizer), encoding="utf-8")
         name, template = TOKENIZER, _write_template(tokenizer, folder)
     if defaults is not None:
         (folder / GENERATION_CONFIG).write_text(json.dumps(defaults, indent=2) + "\n")
@@ -62,6 +62,17 @@ def _load(checkpoint: Checkpoint) -> Any | None:
     if not getattr(tokenizer, "is_fast", False):
         raise CheckpointError("the tokenizer has no fast form (tokenizer.json); convert it first")
     return tokenizer
+
+
+def _serialized(checkpoint: Checkpoint, tokenizer: Any) -> str:
+    text: str = tokenizer.backend_tokenizer.to_str(pretty=True)
+    if checkpoint.gguf_file is None:
+        return text
+    # transformers gives a GGUF tokenizer special tokens of its class, behind those of the file.
+    document = json.loads(text)
+    known = checkpoint.config.vocab_size
+    document["added_tokens"] = [t for t in document["added_tokens"] if t["id"] < known]
+    return json.dumps(document, indent=2, ensure_ascii=False)
 
 
 def _write_template(tokenizer: Any, folder: Path) -> str | None:

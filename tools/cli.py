@@ -3,6 +3,7 @@
 Every command file imports only click and the standard library at its top, so `--help` is quick.
 """
 
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -115,4 +116,6 @@ def main() -> None:
         # A terminal that cannot show a character must not end the program.
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    # An exception, unlike the default, lets an export remove what it has half written.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     cli.main()

@@ -30,9 +30,7 @@ def fresh_graphs(tiny_checkpoint: Path) -> Callable[[], Graphs]:
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch, fresh_graphs: Callable[[], Graphs]) -> None:
     """`export` of a checkpoint shaped as `tiny_checkpoint` skips the trace."""
-    monkeypatch.setattr(
-        "trtllm_lite.exporter.pipeline.build_graphs", lambda *_args: fresh_graphs()
-    )
+    monkeypatch.setattr("trtllm_lite.exporter.pipeline.build_graphs", lambda *_args: fresh_graphs())
 
 
 @pytest.fixture

@@ -82,7 +82,7 @@ def test_certificate_goes_past_windows_and_switches(
 
 def test_engine_equals_eager(proof: tuple[Family, Path, ExportReport]) -> None:
     """Ragged prompts through continuous batching, in chunks of at most 16, 40 tokens each."""
-    family, checkpoint, report = proof
+    _, checkpoint, report = proof
     assert report.output is not None
     vocab = report.manifest.model.vocab_size
     generator = torch.Generator().manual_seed(1)
