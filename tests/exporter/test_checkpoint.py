@@ -213,7 +213,7 @@ def test_without_the_hub_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_revision_of_what_is_on_this_machine(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--revision: .* only a hub id has revisions"):
+    with pytest.raises(UsageError, match=r"--revision: .* only a hub id has revisions"):
         opened(folder(tmp_path / "m"), "main")
 
 

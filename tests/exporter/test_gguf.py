@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType, GGUFWriter, dequantize, quantize
+from gguf import GGMLQuantizationType as Kind
+from gguf import GGUFWriter, dequantize, quantize
 from safetensors.numpy import load_file
 
 from trtllm_lite.exporter import gguf as module
@@ -34,7 +35,6 @@ NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-Q8 = GGMLQuantizationType.Q8_0
 Change = Callable[[GGUFWriter], None]
 
 
@@ -94,14 +94,15 @@ def add_tokenizer(writer: GGUFWriter, checkpoint: Path) -> None:
 
 
 def write(
-    path: Path, checkpoint: Path, *, quantized: bool = False, more: Change | None = None
+    path: Path, checkpoint: Path, *, kind: Kind = Kind.F32, more: Change | None = None
 ) -> Path:
+    """A GGUF file of the checkpoint, its matrices stored as `kind`."""
     writer = GGUFWriter(path, "llama")
     add_facts(writer, checkpoint)
     add_tokenizer(writer, checkpoint)
     for name, array in tensors(checkpoint).items():
-        if quantized and array.ndim == 2:
-            writer.add_tensor(name, quantize(array, Q8), raw_dtype=Q8)
+        if array.ndim == 2:
+            writer.add_tensor(name, quantize(array, kind), raw_dtype=kind)
         else:
             writer.add_tensor(name, array)
     if more is not None:
@@ -121,7 +122,7 @@ def plain(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 @pytest.fixture(scope="module")
 def q8(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("gguf") / "tiny.Q8_0.gguf"
-    return write(path, tiny_checkpoint, quantized=True)
+    return write(path, tiny_checkpoint, kind=Kind.Q8_0)
 
 
 def source(path: Path) -> GgufSource:
@@ -176,8 +177,29 @@ def test_quantized_tensors_are_dequantized(q8: Path, tiny_checkpoint: Path) -> N
         # A block of 32 has steps of its largest value / 127.
         assert np.abs(got - weight).max() <= np.abs(weight).max() / 127 / 2 * 1.01
         if "q_proj" not in name and "k_proj" not in name:
-            exact = dequantize(quantize(raw[gguf_name(name)], Q8), Q8)
+            exact = dequantize(quantize(raw[gguf_name(name)], Kind.Q8_0), Kind.Q8_0)
             assert np.array_equal(got, exact)
+
+
+@pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q5_1, Kind.Q8_0])
+def test_every_type_is_read_as_gguf_py_reads_it(
+    tiny_checkpoint: Path, tmp_path: Path, kind: Kind
+) -> None:
+    made = source(write(tmp_path / "x.gguf", tiny_checkpoint, kind=kind))
+    raw = tensors(tiny_checkpoint)
+    for name in ("model.embed_tokens.weight", "model.layers.1.mlp.down_proj.weight"):
+        want = dequantize(quantize(raw[gguf_name(name)], kind), kind)
+        assert np.array_equal(read(made, name), want)
+
+
+def test_a_file_that_shrinks_while_it_is_read(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    path = write(tmp_path / "x.gguf", tiny_checkpoint)
+    made = source(path)
+    with path.open("r+b") as handle:
+        handle.truncate(path.stat().st_size // 2)
+    with pytest.raises(CheckpointError, match=r"x\.gguf ends inside tensor"):
+        for name in sorted(made.names()):
+            list(made.pieces(name))
 
 
 def test_the_bundle_is_that_of_the_checkpoint(

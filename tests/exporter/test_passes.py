@@ -196,13 +196,11 @@ def test_fold_constants_keeps_weights_and_numbers() -> None:
 
 
 def test_fold_constants_gives_weights_back_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    from trtllm_lite.exporter import passes
-
     def broken(*_args: Any, **_kwargs: Any) -> None:
         raise RuntimeError("broken")
 
     made = model(LINEAR, {"w": (5, 3)})
-    monkeypatch.setattr(passes.optimizer, "fold_constants_ir", broken)
+    monkeypatch.setattr("trtllm_lite.exporter.passes.optimizer.fold_constants_ir", broken)
     with pytest.raises(RuntimeError):
         fold_constants(made)
     assert list(external_weights([made])) == ["w"]

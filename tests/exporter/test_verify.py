@@ -12,8 +12,9 @@ import numpy as np
 import onnx
 import pytest
 
-from trtllm_lite.exporter import verify
+from trtllm_lite.exporter import prompts, verify
 from trtllm_lite.exporter.certificate import UNBOUNDED, Certificate, Gate, PromptParity
+from trtllm_lite.exporter.checkpoint import open_checkpoint
 from trtllm_lite.exporter.checks import Findings
 from trtllm_lite.exporter.reference import needed_bytes
 from trtllm_lite.runtime.errors import TrtllmLiteError, UsageError
@@ -25,8 +26,9 @@ Copied = Callable[[Path], Path]
 
 
 @pytest.fixture(autouse=True)
-def few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "NEW_TOKENS", 4)
+    monkeypatch.setattr(prompts, "TEXTS", prompts.TEXTS[:6])
 
 
 def check(bundle: Path, checkpoint: Path | None) -> Certificate:
@@ -73,7 +75,7 @@ def test_the_bundle_as_exported_passes(tiny_bundle: Path, tiny_checkpoint: Path)
     assert certificate.passed
     assert certificate.failure is None
     assert (certificate.layers_verified, certificate.num_layers) == (2, 2)
-    assert len(certificate.prompts) == 20
+    assert len(certificate.prompts) == 7
     assert {p.new_tokens for p in certificate.prompts} == {4}
     assert certificate.reference == "transformers eager, float32, tiny-llama"
     assert certificate.logit_scale > 0
@@ -154,11 +156,10 @@ def test_a_hub_id_in_the_bundle_is_the_reference(
     source = dataclasses.replace(manifest.source, id="owner/name", revision="abc123")
     write_manifest(bundle, dataclasses.replace(manifest, source=source))
     asked: list[tuple[str, str | None]] = []
-    original = verify.open_checkpoint
 
     def opened(model: str, revision: str | None, progress: Any) -> Any:
         asked.append((model, revision))
-        return original(str(tiny_checkpoint), None, progress)
+        return open_checkpoint(str(tiny_checkpoint), None, progress)
 
     monkeypatch.setattr(verify, "open_checkpoint", opened)
     monkeypatch.setattr(verify, "certify", lambda *_args: "made")
@@ -181,9 +182,8 @@ def test_another_model_type_is_refused(
 
 
 def free_memory(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
-    monkeypatch.setattr(
-        verify.psutil, "virtual_memory", lambda: SimpleNamespace(available=num_bytes)
-    )
+    memory = SimpleNamespace(available=num_bytes)
+    monkeypatch.setattr("trtllm_lite.exporter.verify.psutil.virtual_memory", lambda: memory)
 
 
 def manifest_of(tiny_bundle: Path, **facts: Any) -> Manifest:
