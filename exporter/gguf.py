@@ -43,6 +43,18 @@ def silent_loading() -> Iterator[None]:
         modeling_gguf_pytorch_utils.tqdm = original
 
 
+class _Flat:
+    """A model seen as one module. The name map's maker builds its table anew for every submodule,
+    whose names the model's own already cover."""
+
+    def __init__(self, model: Any) -> None:
+        self.config = model.config
+        self.state_dict = model.state_dict
+
+    def named_children(self) -> tuple[()]:
+        return ()
+
+
 class GgufSource:
     """Tensors of a GGUF file under transformers' parameter names, dequantized to float32.
 
@@ -58,7 +70,7 @@ class GgufSource:
         architecture = str(header.metadata.get("general.architecture"))
         processor_class = TENSOR_PROCESSORS.get(architecture, TensorProcessor)
         self._processor = processor_class(config=model.config.to_dict())
-        self._mapping = get_gguf_hf_weights_map(model, self._processor)
+        self._mapping = get_gguf_hf_weights_map(_Flat(model), self._processor)
         self._keys = {hf: name for name, hf in self._mapping.items() if name in self._tensors}
         self._unknown = frozenset(self._tensors) - frozenset(self._mapping)
 

@@ -160,8 +160,15 @@ def test_folders_of_other_outputs_are_kept(tmp_path: Path, dead_pid: int) -> Non
     for name in others:
         bundle(tmp_path / name)
     make(tmp_path / "out")
-    make(tmp_path / "ou[t]")
     assert all((tmp_path / name).is_dir() for name in others)
+
+
+def test_a_name_is_no_pattern(tmp_path: Path, dead_pid: int) -> None:
+    other = bundle(tmp_path / f".out.partial-{dead_pid}")
+    own = bundle(tmp_path / f".ou[t].partial-{dead_pid}")
+    make(tmp_path / "ou[t]")
+    assert other.is_dir()
+    assert not own.exists()
 
 
 def test_the_id_of_a_dead_process_may_come_back_as_ours(tmp_path: Path) -> None:
