@@ -125,7 +125,7 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Source:
-    """Where the weights came from. `id` is a folder name, hub id or GGUF file name, never a path."""
+    """Where the weights came from. `id` is a folder's or file's name or a hub id, never a path."""
 
     id: str
     format: Literal["safetensors", "gguf"]
