@@ -8,6 +8,8 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from trtllm_lite.exporter.checkpoint import Checkpoint
+from trtllm_lite.exporter.gguf import metadata_text
+from trtllm_lite.exporter.gguf_tokenizer import apply_rule
 from trtllm_lite.runtime.errors import CheckpointError
 
 TOKENIZER = "tokenizer.json"
@@ -68,6 +70,10 @@ def _serialized(checkpoint: Checkpoint, tokenizer: Any) -> str:
     text: str = tokenizer.backend_tokenizer.to_str(pretty=True)
     if checkpoint.gguf_file is None:
         return text
+    path = checkpoint.folder / checkpoint.gguf_file
+    rule = [metadata_text(path, f"tokenizer.ggml.{key}") for key in ("model", "pre")]
+    apply_rule(tokenizer.backend_tokenizer, *rule)
+    text = tokenizer.backend_tokenizer.to_str(pretty=True)
     # transformers gives a GGUF tokenizer special tokens of its class, behind those of the file.
     document = json.loads(text)
     known = checkpoint.config.vocab_size

@@ -84,6 +84,7 @@ def add_tokenizer(writer: GGUFWriter, checkpoint: Path) -> None:
     size = json.loads((checkpoint / "config.json").read_text())["vocab_size"]
     tokens += [f"<unused{i}>" for i in range(size - len(tokens))]
     writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
     writer.add_token_types([3 if t.startswith("<") and t.endswith(">") else 1 for t in tokens])
     writer.add_token_merges([" ".join(pair) for pair in model["merges"]])
