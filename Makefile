@@ -25,7 +25,7 @@ demo: $(STAMPS)/demo $(STAMPS)/model ## install, export SmolLM2-135M, verify it,
 	@$(BIN)/python -m trtllm_lite.tools.demo
 
 test: $(STAMPS)/dev $(STAMPS)/model ## install what the tests need, run the whole suite
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(STAMPS)/dev ## ruff, format, mypy --strict, import boundaries
 	$(BIN)/python -m ruff check .

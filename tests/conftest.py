@@ -1,6 +1,8 @@
 """Fixtures that several folders of tests share: tiny random checkpoints and bundles of them."""
 
 import json
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,15 @@ TEXT = [
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> Iterator[None]:
+    """A shell starts background jobs with SIGINT ignored, and their children inherit that; tests
+    that interrupt would then wait for ever."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def save_random(config: Any, folder: Path, seed: int = 0) -> Path:
