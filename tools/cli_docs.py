@@ -58,6 +58,7 @@ pipe; otherwise what is not a terminal gets no control codes.
 | 1 | failed, and one line on stderr says why; or the reader of stdout has gone |
 | 2 | a wrong option, argument, configuration file or request |
 | 130 | interrupted (Ctrl-C) |
+| 143 | told to stop (SIGTERM); an export removes what it has half written |
 
 An error is one line, `error: ...`; `--debug` adds the traceback.
 """

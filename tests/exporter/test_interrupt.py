@@ -1,4 +1,4 @@
-"""Ctrl-C in the middle of a real export, as the shell sees it."""
+"""Ctrl-C and a supervisor's stop in the middle of a real export, as the shell sees them."""
 
 import json
 import signal
@@ -6,13 +6,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from trtllm_lite.runtime.manifest import MANIFEST_NAME
 from trtllm_lite.tools.make_checkpoint import Shape, make_checkpoint
 
 ONE_LAYER = Shape(64, 1, 4, 2, 96, 160, True)
 
 
-def test_ctrl_c_leaves_the_old_bundle_and_nothing_else(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_the_old_bundle_and_nothing_else(
+    tmp_path: Path, sent: signal.Signals, code: int
+) -> None:
     make_checkpoint(tmp_path / "model", ONE_LAYER, sparse=False, seed=0)
     old = tmp_path / "place" / "out"
     old.mkdir(parents=True)
@@ -26,13 +31,13 @@ def test_ctrl_c_leaves_the_old_bundle_and_nothing_else(tmp_path: Path) -> None:
             seen.append(line)
             if json.loads(line).get("name") == "write the weights":
                 partials = [p.name for p in old.parent.iterdir() if p != old]
-                it.send_signal(signal.SIGINT)
+                it.send_signal(sent)
                 break
         rest = it.stderr.read()
         assert it.stdout is not None
         out = it.stdout.read()
-    assert it.returncode == 130, (seen, rest)
-    assert "interrupted" in rest
+    assert it.returncode == code, (seen, rest)
+    assert ("interrupted" in rest) == (sent is signal.SIGINT)
     assert "Traceback" not in rest
     assert out == ""
     assert len(partials) == 1, "it was interrupted while its work stood beside the output"
