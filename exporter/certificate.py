@@ -41,7 +41,8 @@ class PromptParity:
 @dataclass(frozen=True)
 class Certificate:
     """All of parity.json. `layers_verified` is below `num_layers` when the reference did not fit
-    in memory; `failure` is one line, None when every gate passed."""
+    in memory; `skipped` names prompts that it could not hold; `failure` is one line, None when
+    every gate passed."""
 
     gates: tuple[Gate, ...]
     prompts: tuple[PromptParity, ...]
@@ -50,6 +51,7 @@ class Certificate:
     num_layers: int
     layers_verified: int
     failure: str | None = None
+    skipped: tuple[str, ...] = ()
     tools: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     peak_rss_bytes: int = 0

@@ -40,6 +40,7 @@ class Findings:
     compared: int = 0
     distances: dict[str, float] = field(default_factory=dict)
     worst_tokens: list[int] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
 
     def widen(self, name: str, a: Array, b: Array) -> None:
         """Keep the largest absolute distance seen under `name`."""

@@ -10,6 +10,7 @@ import resource
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -86,7 +87,7 @@ def _certify(
     session = open_session(bundle, SessionOptions(num_slots=4, capacity=capacity))
     try:
         checks = Checks(session, reference, bundle.manifest.kv.recompute_at, progress)
-        findings = _run(checks, bundle, progress)
+        findings = _run(checks, bundle, checkpoint.config, progress)
     finally:
         session.close()
     gates = _gates(findings)
@@ -97,6 +98,7 @@ def _certify(
     return Certificate(
         gates=gates,
         prompts=tuple(findings.prompts),
+        skipped=tuple(findings.skipped),
         logit_scale=findings.logit_scale,
         reference=_reference_name(checkpoint, options.dtype),
         num_layers=num_layers,
@@ -108,14 +110,20 @@ def _certify(
     )
 
 
-def _run(checks: Checks, bundle: Bundle, progress: Progress) -> Findings:
+def _run(checks: Checks, bundle: Bundle, config: Any, progress: Progress) -> Findings:
     limits, vocab = bundle.manifest.limits, bundle.manifest.model.vocab_size
     new_tokens = max(1, min(NEW_TOKENS, limits.max_model_len // 2))
     longest = max(1, limits.max_model_len - new_tokens)
     prompts = make_prompts(bundle, longest)
     findings = Findings()
     progress.step("compare greedy tokens and logits")
-    far = [random_prompt(f"past {n}", vocab, n) for n in _boundaries(bundle.manifest.kv, longest)]
+    far = []
+    for length in _boundaries(bundle.manifest.kv, config, longest):
+        if _reference_holds(config, length + new_tokens):
+            far.append(random_prompt(f"past {length}", vocab, length))
+        else:
+            findings.skipped.append(f"past {length}")
+            progress.note(f"a prompt of {length} tokens is too long for the reference's memory")
     checks.greedy_against_reference([*prompts, *far], new_tokens, findings)
     progress.step("compare batched with alone")
     checks.alone(_short(prompts), min(16, new_tokens), findings)
@@ -126,14 +134,35 @@ def _run(checks: Checks, bundle: Bundle, progress: Progress) -> Findings:
     return findings
 
 
-def _boundaries(kv: KVSpec, longest: int) -> list[int]:
-    """Prompt lengths just past every sliding window, and on both sides of a rope's switch: one
-    that crosses while decoding, one that starts beyond."""
+def _boundaries(kv: KVSpec, config: Any, longest: int) -> list[int]:
+    """Prompt lengths just past every sliding window and past the original context of a rope
+    scaling; on both sides of a rope's switch: one that crosses while decoding, one beyond."""
     windows = {x.sliding_window for x in kv.layers if x.sliding_window is not None}
     lengths = [w + 5 for w in sorted(windows)]
     if kv.recompute_at is not None:
         lengths += [kv.recompute_at - 3, kv.recompute_at + 5]
+    else:
+        lengths += [n + 5 for n in sorted(_original_contexts(config))]
     return [n for n in lengths if 1 <= n <= longest]
+
+
+def _original_contexts(config: Any) -> set[int]:
+    """Context lengths before rope scaling, of the whole model or of its layer types."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    nested = [p for p in parameters.values() if isinstance(p, dict)] or [parameters]
+    found = (p.get("original_max_position_embeddings") for p in nested)
+    return {int(n) for n in found if n}
+
+
+def _reference_holds(config: Any, length: int) -> bool:
+    """Whether half of the free memory holds what eager attention makes for one layer: scores and
+    weights of every head, float32."""
+    needed = 2 * 4 * int(config.num_attention_heads) * length * length
+    return needed <= _free_bytes() // 2
+
+
+def _free_bytes() -> int:
+    return int(psutil.virtual_memory().available)
 
 
 def _gates(findings: Findings) -> tuple[Gate, ...]:
@@ -174,7 +203,7 @@ def _median(prompts: list[Prompt]) -> Prompt:
 def _layers_that_fit(manifest: Manifest) -> int:
     """All layers when reference and session fit in the memory that is free, else fewer."""
     model = manifest.model
-    free = psutil.virtual_memory().available
+    free = _free_bytes()
     if needed_bytes(model.num_parameters) <= free:
         return model.num_layers
     embedding = 2 * model.vocab_size * model.hidden_size
