@@ -1,5 +1,6 @@
 """The documents name only what exists."""
 
+import json
 import re
 from pathlib import Path
 
@@ -77,3 +78,16 @@ def test_every_link_between_documents_resolves(document: Path) -> None:
 @pytest.mark.parametrize("command", ["make demo", "make test"])
 def test_the_readme_starts_people_off(command: str) -> None:
     assert command in (ROOT / "README.md").read_text()
+
+
+def test_the_measured_table_is_the_committed_measurement() -> None:
+    measured = json.loads((ROOT / "docs/measurements/smollm2-135m-cpu.json").read_text())
+    readme = (ROOT / "README.md").read_text()
+    assert len(measured["results"]) == 6
+    for result in measured["results"]:
+        ttft, tpot = (result[name]["median"] * 1e3 for name in ("ttft", "tpot"))
+        row = (
+            f"| {result['input_len']} | {result['concurrency']} | {ttft:.0f} | {tpot:.1f} "
+            f"| {result['tokens_per_second']['median']:.1f} | {result['fraction_of_limit']:.0%} |"
+        )
+        assert row in readme
