@@ -242,12 +242,14 @@ def _report(
 
 
 def _max_model_len(config: Any, asked: int | None) -> int:
-    declared = getattr(config, "max_position_embeddings", None)
-    if declared is None and asked is None:
-        raise UsageError("--max-model-len: the checkpoint declares no context length; give one")
-    if declared is not None and asked is not None and asked > declared:
+    declared: int | None = getattr(config, "max_position_embeddings", None)
+    if declared is None:
+        if asked is None:
+            raise UsageError("--max-model-len: the checkpoint declares no context length; give one")
+        return asked
+    if asked is not None and asked > declared:
         raise UsageError(f"--max-model-len: got {asked}; the checkpoint declares {declared}")
-    return int(asked if asked is not None else declared)  # type: ignore[arg-type]
+    return declared if asked is None else asked
 
 
 def _tokenizer_names(files: TokenizerFiles) -> tuple[str | None, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -47,11 +48,8 @@ def _meta_parameters() -> Iterator[None]:
             param = nn.Parameter(param.to("meta"), requires_grad=False)
         original(self, name, param)
 
-    nn.Module.register_parameter = register  # type: ignore[method-assign]
-    try:
+    with mock.patch.object(nn.Module, "register_parameter", register):
         yield
-    finally:
-        nn.Module.register_parameter = original  # type: ignore[method-assign]
 
 
 def _fake_parameters(model: nn.Module, mode: FakeTensorMode) -> dict[str, str]:
