@@ -2,9 +2,14 @@
 
 import json
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+
+from trtllm_lite.exporter.certificate import Certificate, Gate, PromptParity
+from trtllm_lite.exporter.checks import Findings
+from trtllm_lite.exporter.verify import _gates
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -91,3 +96,20 @@ def test_the_measured_table_is_the_committed_measurement() -> None:
             f"| {result['tokens_per_second']['median']:.1f} | {result['fraction_of_limit']:.0%} |"
         )
         assert row in readme
+
+
+def test_the_bundle_page_names_every_field_of_the_certificate() -> None:
+    page = (ROOT / "docs" / "bundle.md").read_text()
+    _, _, section = page.partition("## The certificate")
+    section, _, _ = section.partition("\n## ")
+    for kind in (Certificate, Gate, PromptParity):
+        missing = [f.name for f in fields(kind) if f"`{f.name}`" not in section]
+        assert [name for name in missing if f"`{name}[i]`" not in section] == []
+
+
+def test_the_bundle_page_names_every_gate() -> None:
+    parity = PromptParity("a", 1, 1, None, 0.0, 0.0)
+    distances = {"logits": 0.0}
+    findings = Findings([parity], logit_scale=1.0, agreed=1, compared=1, distances=distances)
+    page = (ROOT / "docs" / "bundle.md").read_text()
+    assert all(f"`{gate.name}`" in page for gate in _gates(findings))
