@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM
 
@@ -15,6 +16,10 @@ from trtllm_lite.exporter.families import BASE
 from trtllm_lite.exporter.options import ExportOptions
 from trtllm_lite.exporter.pipeline import export
 from trtllm_lite.runtime.progress import NoProgress
+
+# A busy machine is not a failure.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
 
 VOCAB = 320
 TEMPLATE = (
