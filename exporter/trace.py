@@ -71,15 +71,33 @@ def _dynamic(spec: TensorSpec | None, dims: dict[str, Any]) -> dict[int, Any] | 
 
 
 def _apply_table(model: ir.Model, graph: GraphSpec) -> None:
-    """Give inputs and outputs the names and the dimension names of the table."""
+    """Give inputs and outputs the names of the table, and dimensions its names throughout."""
+    named: dict[str, str] = {}
     for values, specs in ((model.graph.inputs, graph.inputs), (model.graph.outputs, graph.outputs)):
         if len(values) != len(specs):
             raise AssertionError(f"{graph.phase}: traced {len(values)}, table {len(specs)}")
         for value, spec in zip(values, specs, strict=True):
             value.name = spec.name
+            named.update(_symbols(value, spec))
             value.shape = ir.Shape(spec.shape)
-    # Symbols of the tracer mean nothing to a reader once the outside carries names.
+    for node in model.graph:
+        for value in node.outputs:
+            _rename_dims(value, named)
     model.graph.name = graph.phase
+
+
+def _symbols(value: ir.Value, spec: TensorSpec) -> Iterator[tuple[str, str]]:
+    """The tracer's symbol of each named dimension."""
+    traced = value.shape.dims if value.shape is not None else ()
+    for symbol, name in zip(traced, spec.shape, strict=False):
+        if isinstance(symbol, ir.SymbolicDim) and isinstance(name, str):
+            yield str(symbol.value), name
+
+
+def _rename_dims(value: ir.Value, named: dict[str, str]) -> None:
+    if value.shape is not None and not value.is_graph_output():
+        dims = (d if isinstance(d, int) else d.value for d in value.shape.dims)
+        value.shape = ir.Shape([named.get(d, d) if isinstance(d, str) else d for d in dims])
 
 
 def _name_weights(model: ir.Model, aliases: dict[str, str]) -> None:

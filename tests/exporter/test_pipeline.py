@@ -326,3 +326,14 @@ def test_a_bundle_that_fails_its_gates_is_not_left(
     with pytest.raises(VerificationError, match="not equal to its reference: layer 0 departs"):
         run(tiny_checkpoint, tmp_path / "out", verify=True)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_dimensions_have_the_table_s_names_inside_the_graph_too(
+    tiny_bundle: Path, phase: str
+) -> None:
+    model = onnx.load(tiny_bundle / f"{phase}.onnx", load_external_data=False)
+    inside = [d for v in model.graph.value_info for d in v.type.tensor_type.shape.dim]
+    names = {d.dim_param for d in inside if d.dim_param}
+    assert names
+    assert names <= {"batch", "seq", "num_logits", "capacity"}
