@@ -7,8 +7,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # The first one that runs (a pyenv shim may exist and not run); or: make PYTHON=/path/to/python
 PYTHON ?= $(or $(firstword $(foreach p,python3.11 python3,$(shell $(p) -c 'print("$(p)")' 2>/dev/null))),python3)
 
-# What is installed depends on these files and on where the folder lies (editable install).
-KEY := $(shell { pwd; cat pyproject.toml constraints.txt; } | cksum | cut -d' ' -f1)
+# What is installed depends on these files, those of the native kernels too, and on where the folder lies (editable install).
+KEY := $(shell { pwd; cat pyproject.toml setup.py constraints.txt runtime/kernels/*.h runtime/kernels/*.cc; } | cksum | cut -d' ' -f1)
 STAMPS := $(VENV)/.stamps-$(KEY)
 
 # What to hand to pytest, for example: make test ARGS="tests/runtime -k scheduler"
@@ -41,7 +41,7 @@ docs: $(STAMPS)/dev ## regenerate docs/cli.md
 	$(BIN)/python -m trtllm_lite.tools.cli_docs
 
 clean: ## back to a fresh clone: removes .venv, .demo, build outputs and caches
-	rm -rf $(VENV) .demo build dist *.egg-info .coverage
+	rm -rf $(VENV) .demo build dist *.egg-info .coverage runtime/kernels/*.so
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -28,7 +28,8 @@ class Gate:
 
 @dataclass(frozen=True)
 class PromptParity:
-    """One prompt: tokens compared, the first greedy divergence if any, and the logits' distance."""
+    """One prompt: tokens compared, the first greedy divergence if any, and the logits' distance:
+    `kl` of the worst step, `mean_kl` over the steps, in nats."""
 
     name: str
     prompt_tokens: int
@@ -36,13 +37,30 @@ class PromptParity:
     first_divergence: int | None
     max_abs: float
     kl: float
+    mean_kl: float = 0.0
+
+
+@dataclass(frozen=True)
+class QualityRecord:
+    """One phase of a quantized bundle on a text: its perplexity and the reference's, the mean
+    KL(reference || bundle) in nats a token, the share of equal most likely tokens. `text`: which
+    text; `format`: of the phase's projections."""
+
+    phase: str
+    format: str
+    text: str
+    ppl: float
+    ref_ppl: float
+    kl: float
+    top1: float
+    num_tokens: int
 
 
 @dataclass(frozen=True)
 class Certificate:
     """All of parity.json. `layers_verified` is below `num_layers` when the reference did not fit
-    in memory; `skipped` names prompts that it could not hold; `failure` is one line, None when
-    every gate passed."""
+    in memory; `skipped` names prompts that it could not hold; `quality` is empty for plain
+    weights; `failure` is one line, None when every gate passed."""
 
     gates: tuple[Gate, ...]
     prompts: tuple[PromptParity, ...]
@@ -52,6 +70,7 @@ class Certificate:
     layers_verified: int
     failure: str | None = None
     skipped: tuple[str, ...] = ()
+    quality: tuple[QualityRecord, ...] = ()
     tools: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     peak_rss_bytes: int = 0

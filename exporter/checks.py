@@ -115,7 +115,7 @@ class Checks:
         divergence = None if right.all() else int(np.argmin(right))
         # After the first divergence both sides still see the same tokens, so all steps compare.
         findings.widen("logits", logits, expected)
-        kl = float(np.max([relative_kl(e, g) for e, g in zip(expected, logits, strict=True)]))
+        steps = [relative_kl(e, g) for e, g in zip(expected, logits, strict=True)]
         findings.logit_scale = max(findings.logit_scale, float(np.abs(expected).max()))
         findings.agreed += int(right.sum())
         findings.compared += len(tokens)
@@ -127,7 +127,8 @@ class Checks:
                 len(tokens),
                 divergence,
                 finite(distance),
-                finite(kl),
+                finite(float(np.max(steps))),
+                finite(float(np.mean(steps))),
             )
         )
         # Negated, so that a NaN is the worst.

@@ -15,27 +15,24 @@ def kv_spec(facts: list[AttentionFacts], dtype: str, recompute_at: int | None) -
 
 
 def graph_spec(phase: Phase, kv: KVSpec, vocab_size: int) -> GraphSpec:
-    """The table of one graph, in graph order."""
-    num_logits: int | str = NUM_LOGITS if phase == "prefill" else 1
-    logits = TensorSpec("logits", "logits", "float32", (BATCH, num_logits, vocab_size))
+    """The table of one graph, in graph order. Both phases have the same: a decode graph that takes
+    several tokens a row can verify guessed ones."""
+    logits = TensorSpec("logits", "logits", "float32", (BATCH, NUM_LOGITS, vocab_size))
     return GraphSpec(
         phase=phase,
         file=f"{phase}.onnx",
-        inputs=(*_step_inputs(phase, kv), *_cache("past", kv)),
+        inputs=(*_step_inputs(kv), *_cache("past", kv)),
         outputs=(logits, *_cache("present", kv)),
     )
 
 
-def _step_inputs(phase: Phase, kv: KVSpec) -> Iterator[TensorSpec]:
-    seq: int | str = SEQ if phase == "prefill" else 1
-    yield TensorSpec("input_ids", "input_ids", "int64", (BATCH, seq))
+def _step_inputs(kv: KVSpec) -> Iterator[TensorSpec]:
+    yield TensorSpec("input_ids", "input_ids", "int64", (BATCH, SEQ))
     yield TensorSpec("past_lens", "past_lens", "int32", (BATCH,))
-    if phase == "prefill":
-        yield TensorSpec("query_lens", "query_lens", "int32", (BATCH,))
+    yield TensorSpec("query_lens", "query_lens", "int32", (BATCH,))
     if kv.recompute_at is not None:
         yield TensorSpec("context_lens", "context_lens", "int32", (BATCH,))
-    if phase == "prefill":
-        yield TensorSpec("logits_indices", "logits_indices", "int64", (BATCH, NUM_LOGITS))
+    yield TensorSpec("logits_indices", "logits_indices", "int64", (BATCH, NUM_LOGITS))
 
 
 def _cache(prefix: str, kv: KVSpec) -> Iterator[TensorSpec]:

@@ -57,11 +57,11 @@ class AttentionFacts:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Row lengths inside a graph, int32: past [batch], query [batch] or None in decode, total
-    [batch] (tokens in the cache after this step), longest [] (the largest total)."""
+    """Row lengths inside a graph, int32: past [batch], query [batch], total [batch] (tokens in the
+    cache after this step), longest [] (the largest total)."""
 
     past: Tensor
-    query: Tensor | None
+    query: Tensor
     total: Tensor
     longest: Tensor
 

@@ -1,9 +1,11 @@
 """A checkpoint's configuration -> the two finished graphs, with no weight read."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from trtllm_lite.exporter.contract import graph_spec, kv_spec
@@ -14,6 +16,10 @@ from trtllm_lite.exporter.passes import (
     drop_unused_weights,
     external_weights,
     fold_constants,
+    fold_offsets,
+    take_tables,
+    weight_offset,
+    weight_parts,
 )
 from trtllm_lite.exporter.skeleton import Skeleton, build_skeleton
 from trtllm_lite.exporter.trace import quiet, trace
@@ -25,10 +31,15 @@ from trtllm_lite.runtime.progress import Progress
 
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
 
+Array = npt.NDArray[np.float32]
+
 
 @dataclass(frozen=True)
 class Graphs:
-    """Both graphs, their tables, the cache contract, and the model's skeleton."""
+    """Both graphs, their specifications, the cache contract, and the model's skeleton.
+
+    tables: weights of the graphs that are no parameter of the model, float32, with their numbers.
+    """
 
     skeleton: Skeleton
     facts: tuple[AttentionFacts, ...]
@@ -36,10 +47,24 @@ class Graphs:
     specs: tuple[GraphSpec, ...]
     models: tuple[ir.Model, ...]
     counts: dict[str, int]
+    tables: dict[str, Array] = field(default_factory=dict)
 
     @property
     def weights(self) -> dict[str, ir.Value]:
+        """What the graphs keep in the weights file, in the order of first use."""
         return external_weights(self.models)
+
+    @property
+    def parts(self) -> dict[str, tuple[str, ...]]:
+        """The parameters that each weight is made of, one after the other along its rows."""
+        found = self.weights.items()
+        return {name: weight_parts(v) for name, v in found if name not in self.tables}
+
+    @property
+    def offsets(self) -> dict[str, float]:
+        """What is added to the parameters of a weight, where that is not zero."""
+        found = {name: weight_offset(value) for name, value in self.weights.items()}
+        return {name: offset for name, offset in found.items() if offset}
 
     @property
     def num_parameters(self) -> int:
@@ -58,21 +83,37 @@ def truncated(config: Any, num_layers: int | None) -> Any:
     return short
 
 
-def build_graphs(config: Any, target: Target, max_model_len: int, progress: Progress) -> Graphs:
-    """Graft, trace both phases, lower. Raises UnsupportedError naming what is not supported."""
+def build_graphs(
+    config: Any,
+    target: Target,
+    max_model_len: int,
+    progress: Progress,
+    dtype: str = "float32",
+) -> Graphs:
+    """Graft, trace, lower. Raises UnsupportedError naming what is not supported.
+
+    dtype: what the weights are going to be stored in. In less than float32, 1 + w is not what the
+    reference computes from a rounded w, and stays a node.
+    """
     progress.step("probe the model")
     skeleton, facts, recompute_at = _graft(config, max_model_len)
     kv = kv_spec(facts, "float32", recompute_at)
     specs = tuple(graph_spec(phase, kv, config.vocab_size) for phase in PHASES)
-    counts: dict[str, int] = {}
-    models = []
-    for spec in specs:
-        progress.step(f"trace {spec.phase}")
-        model = trace(skeleton, facts, spec, target)
-        progress.step(f"lower {spec.phase}")
-        _lower(model, target, spec.phase, counts)
-        models.append(model)
-    return Graphs(skeleton, tuple(facts), kv, specs, tuple(models), counts)
+    progress.step("trace")
+    model = trace(skeleton, facts, specs[0], target)
+    progress.step("lower")
+    counts = _lower(model, target, max_model_len)
+    if dtype == "float32":
+        counts["fold_offsets"] = fold_offsets(model)
+    tables = take_tables(model)
+    # Both phases compute the same: they differ in the formats of their weights.
+    models = tuple(_named(model.clone(), spec.phase) for spec in specs)
+    return Graphs(skeleton, tuple(facts), kv, specs, models, counts, tables)
+
+
+def _named(model: ir.Model, phase: Phase) -> ir.Model:
+    model.graph.name = phase
+    return model
 
 
 def _graft(config: Any, max_model_len: int) -> tuple[Skeleton, list[AttentionFacts], int | None]:
@@ -101,12 +142,14 @@ def _graft(config: Any, max_model_len: int) -> tuple[Skeleton, list[AttentionFac
     return skeleton, facts, recompute_at
 
 
-def _lower(model: ir.Model, target: Target, phase: str, counts: dict[str, int]) -> None:
-    counts[f"{phase}.fold_constants"] = fold_constants(model)
-    for name, rewrite in target.passes:
+def _lower(model: ir.Model, target: Target, max_model_len: int) -> dict[str, int]:
+    """Rewrite in place, and return the count of each pass."""
+    counts = {"fold_constants": fold_constants(model)}
+    for name, rewrite in target.passes(max_model_len):
         count = rewrite(model)
         if not count and name in target.required:
-            raise AssertionError(f"pass {name} found nothing to change in {phase}")
-        counts[f"{phase}.{name}"] = count
+            raise AssertionError(f"pass {name} found nothing to change")
+        counts[name] = count
     drop_unused_weights(model)
     drop_trace_notes(model)
+    return counts

@@ -7,6 +7,8 @@ from trtllm_lite.runtime.errors import UsageError
 
 TARGETS = ("cpu",)
 DTYPES = ("float32", "float16", "bfloat16")
+QUANTIZE = ("none", "int8", "int4", "auto")
+PREFILL_FORMATS = ("w8a8", "same")
 MAX_SEQS = 4096
 
 
@@ -20,6 +22,12 @@ class ExportOptions:
     max_model_len: longest sequence, None is what the checkpoint declares. max_num_seqs: slots that
     the runtime opens by default. revision: of a hub id. num_layers: keep only the first layers
     (used to verify a model whose reference does not fit in memory).
+
+    quantize: "int8" or "int4" weights, or "auto" for int8 if its certificate passes, else none.
+    What is left then (norms, biases) is float32, so `dtype` has to be. prefill_format: "w8a8" also
+    rounds activations, by the token, which makes prompts about twice as fast and needs a second
+    copy of the weights; "same" is the decode format and one copy. None is w8a8 for int8, same for
+    int4.
     """
 
     model: str
@@ -33,14 +41,34 @@ class ExportOptions:
     revision: str | None = None
     overwrite: bool = False
     num_layers: int | None = None
+    quantize: str = "none"
+    prefill_format: str | None = None
 
     def __post_init__(self) -> None:
         _one_of("--target", self.target, TARGETS)
         _one_of("--dtype", self.dtype, DTYPES)
+        _one_of("--quantize", self.quantize, QUANTIZE)
+        self._check_quantize()
         if self.max_model_len is not None and self.max_model_len < 1:
             raise UsageError(f"--max-model-len: got {self.max_model_len}; allowed: 1 or more")
         if not 1 <= self.max_num_seqs <= MAX_SEQS:
             raise UsageError(f"--max-num-seqs: got {self.max_num_seqs}; allowed: 1 to {MAX_SEQS}")
+
+    def _check_quantize(self) -> None:
+        if self.prefill_format is not None:
+            _one_of("--prefill-format", self.prefill_format, PREFILL_FORMATS)
+            if self.quantize == "none":
+                raise UsageError("--prefill-format: it needs --quantize int8, int4 or auto")
+        if self.quantize != "none" and self.dtype != "float32":
+            raise UsageError(
+                f"--dtype {self.dtype}: with --quantize {self.quantize}, what is not quantized is "
+                "float32; leave out --dtype"
+            )
+        if self.quantize == "auto" and not (self.verify and not self.dry_run):
+            raise UsageError(
+                "--quantize auto: it decides by the certificate; leave out --no-verify and "
+                "--dry-run, or say int8 or none"
+            )
 
 
 def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:

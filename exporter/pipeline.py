@@ -1,56 +1,46 @@
 """`export`: the steps from a checkpoint to a finished bundle, top to bottom."""
 
 import dataclasses
-import hashlib
-import importlib.metadata
 import resource
-import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
+from tokenizers import Tokenizer
 
-import trtllm_lite
 from trtllm_lite.exporter.capabilities import refuse_unsupported
 from trtllm_lite.exporter.checkpoint import Checkpoint, open_checkpoint
-from trtllm_lite.exporter.external_data import (
-    IR_DTYPES,
-    Placed,
-    bind,
-    iter_shapes,
-    layout,
-    write_weights,
-)
+from trtllm_lite.exporter.clock import Clock
+from trtllm_lite.exporter.describe import NO_TOKENIZER, WEIGHTS, describe, file_entry
+from trtllm_lite.exporter.external_data import bind, layout, write_weights
 from trtllm_lite.exporter.graphs import Graphs, build_graphs, truncated
 from trtllm_lite.exporter.lowering import find_target
+from trtllm_lite.exporter.native.write import write_native
 from trtllm_lite.exporter.options import ExportOptions
-from trtllm_lite.exporter.passes import add_storage_casts
+from trtllm_lite.exporter.quantize.apply import FormatSize, Prepared, prepare
+from trtllm_lite.exporter.quantize.calibrate import NOT_CALIBRATED, Calibrated, Text, calibrate
+from trtllm_lite.exporter.quantize.rewrite import find_linears
 from trtllm_lite.exporter.tokenizer_files import TokenizerFiles, write_tokenizer_files
 from trtllm_lite.exporter.weight_names import check_shapes, match_names, refuse_unused, renamed
 from trtllm_lite.exporter.weights import MappedSource
 from trtllm_lite.exporter.workspace import check_output, check_space, workspace
 from trtllm_lite.runtime.errors import UsageError, VerificationError
-from trtllm_lite.runtime.manifest import (
-    PARITY_NAME,
-    FileEntry,
-    Limits,
-    Manifest,
-    ModelFacts,
-    Quantization,
-)
+from trtllm_lite.runtime.manifest import PARITY_NAME, Limits, Manifest
 from trtllm_lite.runtime.manifest_io import write_manifest
 from trtllm_lite.runtime.progress import Progress
 
-WEIGHTS = "weights.bin"
-TOOLS = ("torch", "transformers", "onnx", "onnxscript", "onnx-ir", "onnxruntime")
+# What each request tries, in order, until a certificate passes.
+ATTEMPTS = {"auto": ("int8", "none")}
 
 
 @dataclass(frozen=True)
 class ExportReport:
     """What an export did. `output` is None for a dry run; `seconds` are per step;
     `peak_rss_bytes` is the process's largest resident memory at the end of the writing, before
-    the reference model was loaded to verify."""
+    the reference model was loaded to verify; calibration has loaded it already. `formats`: what
+    each weight format takes. `quantize`: what was made, and `why` when the options left it open."""
 
     output: Path | None
     manifest: Manifest
@@ -59,6 +49,9 @@ class ExportReport:
     weight_bytes: int
     counts: dict[str, int] = field(default_factory=dict)
     parity: dict[str, Any] | None = None
+    formats: tuple[FormatSize, ...] = ()
+    quantize: str = "none"
+    why: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `--json`."""
@@ -69,108 +62,139 @@ class ExportReport:
 
 
 @dataclass(frozen=True)
-class _Weights:
-    """Where every tensor comes from and where it goes; `size` is the weights file's, in bytes."""
+class _Job:
+    """What the attempts of one export share: the float graphs and where their weights are."""
 
+    checkpoint: Checkpoint
+    graphs: Graphs
+    limits: Limits
     source: MappedSource
-    places: dict[str, Placed]
-    size: int
-
-
-class _Clock:
-    """A Progress that times the steps on their way to the real one."""
-
-    def __init__(self, inner: Progress) -> None:
-        self._inner = inner
-        self._name, self._since = "", time.monotonic()
-        self.seconds: dict[str, float] = {}
-
-    def step(self, name: str) -> None:
-        now = time.monotonic()
-        if self._name:
-            self.seconds[self._name] = round(now - self._since, 3)
-        self._name, self._since = name, now
-        if name:
-            self._inner.step(name)
-
-    def advance(self, done: int, total: int, unit: str) -> None:
-        self._inner.advance(done, total, unit)
-
-    def note(self, text: str) -> None:
-        self._inner.note(text)
 
 
 def export(options: ExportOptions, progress: Progress) -> ExportReport:
     """Make a bundle from a checkpoint, all or nothing.
 
     Raises CheckpointError, UnsupportedError, UsageError before any work; VerificationError when a
-    parity gate fails, in which case no bundle is left.
+    gate fails, in which case no bundle is left.
     """
-    clock = _Clock(progress)
+    clock = Clock(progress)
     if not options.dry_run:
         check_output(options.output, overwrite=options.overwrite)
+    job = _open(options, clock)
+    attempts = ATTEMPTS.get(options.quantize, (options.quantize,))
+    failures: list[str] = []
+    for quantize in attempts[:-1]:
+        try:
+            return _attempt(options, quantize, job, clock, "")
+        except VerificationError as error:
+            failures.append(f"{quantize} failed: {error}")
+            clock.note(f"{failures[-1]}; trying {attempts[len(failures)]}")
+    return _attempt(options, attempts[-1], job, clock, "; ".join(failures))
+
+
+def _open(options: ExportOptions, clock: Clock) -> _Job:
     clock.step("open the checkpoint")
     checkpoint = open_checkpoint(options.model, options.revision, clock)
     config = truncated(checkpoint.config, options.num_layers)
     refuse_unsupported(config)
     limits = Limits(options.max_num_seqs, _max_model_len(config, options.max_model_len))
-    graphs = build_graphs(config, find_target(options.target), limits.max_model_len, clock)
-    if options.dtype != "float32":
-        for model in graphs.models:
-            add_storage_casts(model, IR_DTYPES[options.dtype])
-    weights = _weights(checkpoint, graphs, options)
+    target = find_target(options.target)
+    graphs = build_graphs(config, target, limits.max_model_len, clock, options.dtype)
+    return _Job(checkpoint, graphs, limits, _source(checkpoint, graphs, options))
+
+
+def _attempt(
+    asked: ExportOptions, quantize: str, job: _Job, clock: Clock, why: str
+) -> ExportReport:
+    """One bundle. Raises VerificationError when its certificate fails."""
+    options = dataclasses.replace(asked, quantize=quantize)
     if options.dry_run:
-        manifest = _manifest(options, checkpoint, graphs, limits, _no_tokenizer(checkpoint), ())
-        return _report(None, manifest, clock, weights.size, graphs)
+        prepared = prepare(job.graphs, options.quantize, options.dtype, options.prefill_format)
+        manifest = describe(options, job.checkpoint, prepared, job.limits, NO_TOKENIZER, ())
+        return _report(None, manifest, clock, prepared, options.quantize, why)
     with workspace(options.output, overwrite=options.overwrite) as folder:
-        manifest = _write(options, checkpoint, graphs, limits, folder, weights, clock)
-        report = _report(options.output, manifest, clock, weights.size, graphs)
-        parity = _verify(options, checkpoint, folder, manifest, clock) if options.verify else None
+        clock.step("write the tokenizer")
+        tokenizer = write_tokenizer_files(job.checkpoint, folder)
+        calibrated = _calibrated(options, job, folder, tokenizer, clock)
+        prepared = prepare(
+            job.graphs,
+            options.quantize,
+            options.dtype,
+            options.prefill_format,
+            calibrated.keep_int8,
+        )
+        manifest = _write(options, job, prepared, calibrated, tokenizer, folder, clock)
+        report = _report(options.output, manifest, clock, prepared, options.quantize, why)
+        parity = None
+        if options.verify:
+            parity = _verify(options, job.checkpoint, folder, manifest, clock)
         clock.step("put the bundle in place")
     clock.step("")
     return dataclasses.replace(report, parity=parity, seconds=clock.seconds)
 
 
+def _calibrated(
+    options: ExportOptions, job: _Job, folder: Path, tokenizer: TokenizerFiles, progress: Progress
+) -> Calibrated:
+    """What the calibration text says, where it is asked."""
+    if options.quantize == "none":
+        return NOT_CALIBRATED
+    encode = None if tokenizer.tokenizer is None else _encoder(folder / tokenizer.tokenizer)
+    vocab_size = job.graphs.skeleton.model.config.vocab_size
+    text = Text(encode, vocab_size, job.limits.max_model_len)
+    weights = find_linears(job.graphs.models)
+    return calibrate(options, job.checkpoint, weights, text, progress)
+
+
+def _encoder(path: Path) -> Callable[[str], list[int]]:
+    tokenizer = Tokenizer.from_file(str(path))
+    return lambda text: list(tokenizer.encode(text).ids)
+
+
 def _write(
     options: ExportOptions,
-    checkpoint: Checkpoint,
-    graphs: Graphs,
-    limits: Limits,
+    job: _Job,
+    prepared: Prepared,
+    calibrated: Calibrated,
+    tokenizer: TokenizerFiles,
     folder: Path,
-    weights: _Weights,
     progress: Progress,
 ) -> Manifest:
     """Write everything but the certificate; the manifest last."""
-    check_space(folder, weights.size + 64 * 2**20)
-    progress.step("write the tokenizer")
-    tokenizer = write_tokenizer_files(checkpoint, folder)
+    stored, graphs = prepared.stored, prepared.graphs
+    check_space(folder, layout(stored)[1] + 64 * 2**20)
     progress.step("write the weights")
-    places, path = weights.places, folder / WEIGHTS
-    written = write_weights(path, places, weights.source, options.dtype, progress)
+    source = job.source.scaled(calibrated.scalings)
+    written = write_weights(folder / WEIGHTS, stored, source, calibrated.quantizer, progress)
     progress.step("write the graphs")
     for spec, model in zip(graphs.specs, graphs.models, strict=True):
-        bind(model, places, WEIGHTS, options.dtype)
+        bind(model, stored, WEIGHTS)
         ir.save(model, folder / spec.file)
     names = [s.file for s in graphs.specs]
+    if prepared.native is not None:
+        names += write_native(folder, prepared.native, layout(stored)[0])
     names += [n for n in _tokenizer_names(tokenizer) if n is not None]
-    files = (written, *(_entry(folder, name) for name in names))
-    manifest = _manifest(options, checkpoint, graphs, limits, tokenizer, files)
+    files = (written, *(file_entry(folder, name) for name in names))
+    manifest = describe(options, job.checkpoint, prepared, job.limits, tokenizer, files)
     write_manifest(folder, manifest)
     return manifest
 
 
-def _weights(checkpoint: Checkpoint, graphs: Graphs, options: ExportOptions) -> _Weights:
+def _source(checkpoint: Checkpoint, graphs: Graphs, options: ExportOptions) -> MappedSource:
     """The checkpoint's tensors under the graphs' names, after checking that all fit."""
     model, aliases = graphs.skeleton.model, graphs.skeleton.aliases
     stored = checkpoint.weights(model)
     present = renamed(model, stored.names())
-    keys = match_names(model, aliases, graphs.weights, frozenset(present))
+    parts = graphs.parts
+    wanted = [name for names in parts.values() for name in names]
+    keys = match_names(model, aliases, wanted, frozenset(present))
     if options.num_layers is None:
         refuse_unused(model, aliases, keys, frozenset(present))
-    source = MappedSource(stored, {name: present[key] for name, key in keys.items()})
-    check_shapes(dict(iter_shapes(graphs.weights)), {n: source.shape(n) for n in keys})
-    places, size = layout(graphs.weights, options.dtype)
-    return _Weights(source, places, size)
+    places = {name: present[key] for name, key in keys.items()}
+    source = MappedSource(stored, places, parts, graphs.tables, graphs.offsets)
+    shapes = {name: graphs.skeleton.shapes[name] for name in wanted}
+    check_shapes(shapes, {name: source.shape(name) for name in wanted})
+    return source
 
 
 def _verify(
@@ -187,58 +211,31 @@ def _verify(
     if not certificate.passed:
         raise VerificationError(f"the bundle is not equal to its reference: {certificate.failure}")
     certificate.write(folder / PARITY_NAME)
-    files = (*manifest.files, _entry(folder, PARITY_NAME))
+    files = (*manifest.files, file_entry(folder, PARITY_NAME))
     write_manifest(folder, dataclasses.replace(manifest, files=files))
     return certificate.to_json()
 
 
-def _manifest(
-    options: ExportOptions,
-    checkpoint: Checkpoint,
-    graphs: Graphs,
-    limits: Limits,
-    tokenizer: TokenizerFiles,
-    files: tuple[FileEntry, ...],
-) -> Manifest:
-    return Manifest(
-        model=_facts(graphs, tokenizer),
-        source=checkpoint.source,
-        target=options.target,
-        dtype=options.dtype,
-        quantization=Quantization(),
-        limits=limits,
-        kv=graphs.kv,
-        graphs=graphs.specs,
-        weights=WEIGHTS,
-        files=files,
-        tokenizer=tokenizer.tokenizer,
-        chat_template=tokenizer.chat_template,
-        generation_config=tokenizer.generation_config,
-        producer=_producer(),
-    )
-
-
-def _facts(graphs: Graphs, tokenizer: TokenizerFiles) -> ModelFacts:
-    model, config = graphs.skeleton.model, graphs.skeleton.model.config
-    return ModelFacts(
-        model_type=config.model_type,
-        architecture=type(model).__name__,
-        num_parameters=graphs.num_parameters,
-        num_layers=len(graphs.facts),
-        hidden_size=config.hidden_size,
-        vocab_size=config.vocab_size,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_ids=tokenizer.eos_token_ids,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-
-
 def _report(
-    output: Path | None, manifest: Manifest, clock: _Clock, size: int, graphs: Graphs
+    output: Path | None,
+    manifest: Manifest,
+    clock: Clock,
+    prepared: Prepared,
+    quantize: str,
+    why: str,
 ) -> ExportReport:
     clock.step("")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return ExportReport(output, manifest, clock.seconds, peak, size, graphs.counts)
+    return ExportReport(
+        output=output,
+        manifest=manifest,
+        seconds=clock.seconds,
+        peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        weight_bytes=layout(prepared.stored)[1],
+        counts=prepared.graphs.counts,
+        formats=prepared.sizes,
+        quantize=quantize,
+        why=why,
+    )
 
 
 def _max_model_len(config: Any, asked: int | None) -> int:
@@ -254,25 +251,3 @@ def _max_model_len(config: Any, asked: int | None) -> int:
 
 def _tokenizer_names(files: TokenizerFiles) -> tuple[str | None, ...]:
     return files.tokenizer, files.chat_template, files.generation_config
-
-
-def _no_tokenizer(checkpoint: Checkpoint) -> TokenizerFiles:
-    """A dry run writes no files, so its manifest names none."""
-    return TokenizerFiles(None, None, None, None, (), None)
-
-
-def _producer() -> dict[str, str]:
-    versions = {"trtllm-lite": trtllm_lite.__version__}
-    for name in TOOLS:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
-
-
-def _entry(folder: Path, name: str) -> FileEntry:
-    path = folder / name
-    with path.open("rb") as handle:
-        digest = hashlib.file_digest(handle, "sha256").hexdigest()
-    return FileEntry(name, path.stat().st_size, digest)

@@ -20,11 +20,13 @@ from transformers.initialization import no_init_weights
 @dataclass(frozen=True)
 class Skeleton:
     """`model` in eval mode, float32; `aliases` maps every name that a checkpoint may hold to the
-    one name under which its tensor is kept (tied parameters have several)."""
+    one name under which its tensor is kept (tied parameters have several); `shapes` are of those
+    names, before anything is grafted."""
 
     model: Any
     fake_mode: FakeTensorMode
     aliases: dict[str, str]
+    shapes: dict[str, tuple[int, ...]]
 
 
 def build_skeleton(config: Any, attn_implementation: str) -> Skeleton:
@@ -35,7 +37,9 @@ def build_skeleton(config: Any, attn_implementation: str) -> Skeleton:
         ).eval()
         model.tie_weights()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    return Skeleton(model, mode, _fake_parameters(model, mode))
+    aliases = _fake_parameters(model, mode)
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    return Skeleton(model, mode, aliases, shapes)
 
 
 @contextmanager

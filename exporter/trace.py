@@ -30,7 +30,7 @@ ARGUMENTS = ("input_ids", "past_lens", "query_lens", "context_lens", "logits_ind
 def trace(
     skeleton: Skeleton, facts: list[AttentionFacts], graph: GraphSpec, target: Target
 ) -> ir.Model:
-    """Trace one phase. The result's inputs, outputs and dimension names equal `graph`."""
+    """Trace one graph. The result's inputs, outputs and dimension names equal `graph`."""
     module = GraphModule(skeleton.model, facts, target.emit)
     with skeleton.fake_mode, quiet(), torch.no_grad():
         args, shapes = _arguments(graph)

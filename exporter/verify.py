@@ -5,34 +5,53 @@ from the same checkpoint and compared instead, and the certificate says so.
 """
 
 import dataclasses
-import math
 import resource
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
 import psutil
 
-from trtllm_lite.exporter.certificate import UNBOUNDED, Certificate, Gate, finite
+from trtllm_lite.exporter.certificate import Certificate, Gate, QualityRecord
 from trtllm_lite.exporter.checkpoint import Checkpoint, open_checkpoint
 from trtllm_lite.exporter.checks import Checks, Findings
-from trtllm_lite.exporter.diagnose import first_departure
+from trtllm_lite.exporter.diagnose import DEPARTS, QUANTIZED_DEPARTS, first_departure
+from trtllm_lite.exporter.gates import (
+    exact_gates,
+    is_quantized,
+    quality_records,
+    quantized_gates,
+)
 from trtllm_lite.exporter.options import ExportOptions
 from trtllm_lite.exporter.prompts import Prompt, make_prompts, random_prompt
-from trtllm_lite.exporter.reference import load_reference, needed_bytes
+from trtllm_lite.exporter.quality.measure import Quality
+from trtllm_lite.exporter.quality.phases import measure_phases
+from trtllm_lite.exporter.quality.texts import WINDOW, text_windows
+from trtllm_lite.exporter.quantize.formats import NONE, W8A8
+from trtllm_lite.exporter.quantize.plan import SAME
+from trtllm_lite.exporter.reference import Reference, load_reference, needed_bytes
 from trtllm_lite.runtime.backends import open_session
 from trtllm_lite.runtime.backends.base import SessionOptions
 from trtllm_lite.runtime.bundle import Bundle, open_bundle
 from trtllm_lite.runtime.errors import TrtllmLiteError, UsageError
-from trtllm_lite.runtime.manifest import KVSpec, Manifest
+from trtllm_lite.runtime.host_cache import host_cache
+from trtllm_lite.runtime.manifest import KVSpec, Manifest, Quantization
 from trtllm_lite.runtime.progress import Progress
+from trtllm_lite.runtime.tokenizer import Tokenizer
 
+Array = npt.NDArray[Any]
 NEW_TOKENS = 64
 CHUNKS = (7, 32, 64)
-# Float32 sums in another order; relative to the largest logit.
-LOGIT_TOLERANCE = 5e-5
-KL_LIMIT = 1e-5
+# Enough of the text for any tokenizer; one of few words would make it long.
+TEXT_TOKENS = 4096
+# Gates that say how much a format loses, and nothing else.
+LOSSES = {
+    f"{phase}_{measure}"
+    for phase in ("prefill", "decode", "native")
+    for measure in ("perplexity", "top1")
+}
 
 
 def verify_bundle(
@@ -84,21 +103,24 @@ def _certify(
     reference = load_reference(checkpoint, options.dtype, options.num_layers)
     progress.step("open the bundle")
     capacity = bundle.manifest.limits.max_model_len + max(CHUNKS)
-    session = open_session(bundle, SessionOptions(num_slots=4, capacity=capacity))
+    session = open_session(
+        bundle, SessionOptions(num_slots=4, capacity=capacity, kernels="onnxruntime")
+    )
     try:
         checks = Checks(session, reference, bundle.manifest.kv.recompute_at, progress)
         findings = _run(checks, bundle, checkpoint.config, progress)
+        gates, records = _judge(checks, findings, bundle)
     finally:
         session.close()
-    gates = _gates(findings)
     failure = None
     if not all(gate.passed for gate in gates):
         progress.step("find the first layer that departs")
-        failure = _failure(gates, first_departure(bundle, reference, findings.worst_tokens))
+        failure = _failure(gates, _cause(bundle, reference, gates, findings))
     return Certificate(
         gates=gates,
         prompts=tuple(findings.prompts),
         skipped=tuple(findings.skipped),
+        quality=records,
         logit_scale=findings.logit_scale,
         reference=_reference_name(checkpoint, options.dtype),
         num_layers=num_layers,
@@ -165,24 +187,66 @@ def _free_bytes() -> int:
     return int(psutil.virtual_memory().available)
 
 
-def _gates(findings: Findings) -> tuple[Gate, ...]:
-    scale = findings.logit_scale
-    agreement = findings.agreed / findings.compared
-    kl = max(p.kl for p in findings.prompts)
-    gates = [
-        Gate("greedy_tokens", agreement == 1.0, agreement, 1.0, "share of equal greedy tokens"),
-        _at_most("logits_max_abs", findings.distances["logits"], LOGIT_TOLERANCE * scale),
-        _at_most("logits_max_kl", kl, KL_LIMIT),
-    ]
-    for name in ("chunked_equals_whole", "decode_equals_prefill", "batched_equals_alone"):
-        # What was never measured has not been proved.
-        value = findings.distances.get(name, UNBOUNDED)
-        gates.append(_at_most(name, value, LOGIT_TOLERANCE * scale))
-    return tuple(gates)
+def _judge(
+    checks: Checks, findings: Findings, bundle: Bundle
+) -> tuple[tuple[Gate, ...], tuple[QualityRecord, ...]]:
+    """The gates, after measuring what quantized weights cost on a text. The native kernels are ones
+    that a machine may have or not: all else is proved without them."""
+    manifest = bundle.manifest
+    formats, vocab = manifest.quantization, manifest.model.vocab_size
+    if not is_quantized(formats):
+        return exact_gates(findings), ()
+    checks.progress.step("measure the quality on a text")
+    encode = None if manifest.tokenizer is None else Tokenizer.from_bundle(bundle).encode
+    windows = text_windows("quality", encode, vocab, min(WINDOW, manifest.limits.max_model_len))
+    windows = windows[: max(1, TEXT_TOKENS // windows.shape[1])]
+    quality = measure_phases(checks.session, checks.reference, windows, vocab, checks.progress)
+    native = _native_quality(bundle, checks, windows)
+    text = "random ids" if encode is None else "quality.txt"
+    gates = quantized_gates(findings, quality, formats, native)
+    return gates, quality_records(quality, formats, text, native)
 
 
-def _at_most(name: str, value: float, limit: float) -> Gate:
-    return Gate(name, math.isfinite(value) and value <= limit, finite(value), limit)
+def _native_quality(bundle: Bundle, checks: Checks, windows: Array) -> Quality | None:
+    """The decode quality under our own kernels, None where they cannot run this bundle."""
+    with tempfile.TemporaryDirectory(prefix="trtllm-lite-") as folder:
+        cache = dataclasses.replace(host_cache(bundle.folder), roots=(Path(folder),))
+        options = SessionOptions(
+            num_slots=4, capacity=windows.shape[1], kernels="native", host_cache=cache
+        )
+        try:
+            session = open_session(bundle, options)
+        except UsageError:
+            return None
+        checks.progress.step("measure the quality of the native kernels")
+        try:
+            vocab = bundle.manifest.model.vocab_size
+            measured = measure_phases(session, checks.reference, windows, vocab, checks.progress)
+        finally:
+            session.close()
+    return measured.decode
+
+
+def _cause(
+    bundle: Bundle, reference: Reference, gates: tuple[Gate, ...], findings: Findings
+) -> str:
+    """What to look at, or what to do: a lossy format has no one layer that is wrong."""
+    failed = {gate.name for gate in gates if not gate.passed}
+    formats = bundle.manifest.quantization
+    if is_quantized(formats) and failed <= LOSSES:
+        kinds = f"prefill {formats.prefill}, decode {formats.decode}"
+        return f"the formats ({kinds}) lose too much: {_wider(formats)}"
+    departs = QUANTIZED_DEPARTS if is_quantized(formats) else DEPARTS
+    return first_departure(bundle, reference, findings.worst_tokens, departs)
+
+
+def _wider(formats: Quantization) -> str:
+    """What to export with instead."""
+    if formats.decode.startswith("int4"):
+        return "export with --quantize int8"
+    if formats.prefill != formats.decode:
+        return "export with --prefill-format same, or with --quantize none"
+    return "export with --quantize none"
 
 
 def _failure(gates: tuple[Gate, ...], departure: str) -> str:
@@ -237,7 +301,22 @@ def _options_of(manifest: Manifest, reference: str, folder: Path) -> ExportOptio
         dtype=manifest.dtype,
         max_model_len=manifest.limits.max_model_len,
         max_num_seqs=manifest.limits.max_num_seqs,
+        quantize=_quantize_of(manifest.quantization),
+        prefill_format=_prefill_format_of(manifest.quantization),
     )
+
+
+def _quantize_of(formats: Quantization) -> str:
+    """The option that makes a bundle of these formats."""
+    if not is_quantized(formats):
+        return NONE
+    return "int4" if formats.decode.startswith("int4") else "int8"
+
+
+def _prefill_format_of(formats: Quantization) -> str | None:
+    if not is_quantized(formats):
+        return None
+    return W8A8.name if formats.prefill == W8A8.name else SAME
 
 
 def _same_model(checkpoint: Checkpoint, manifest: Manifest) -> None:

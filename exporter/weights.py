@@ -4,7 +4,7 @@ Files are read with plain reads into small buffers: a memory map would count eve
 ever touched as resident.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from trtllm_lite.exporter.calibration.scaling import Scaling
 from trtllm_lite.exporter.checkpoint_guard import SafetensorsHeader, check_safetensors
 from trtllm_lite.runtime.errors import CheckpointError, UnsupportedError
 
@@ -98,14 +99,58 @@ class SafetensorsSource:
 
 
 class MappedSource:
-    """A source seen through the model's own parameter names."""
+    """A source seen through the names of the graphs' weights.
 
-    def __init__(self, source: WeightSource, keys: Mapping[str, str]) -> None:
+    keys: parameter -> the name it is stored under. parts: weight -> the parameters whose rows it
+    stacks. tables: weight -> numbers that the exporter made itself. offsets: weight -> a number
+    that is added to its parameters, in float32. scalings: parameter -> how it changes before that.
+    """
+
+    def __init__(
+        self,
+        source: WeightSource,
+        keys: Mapping[str, str],
+        parts: Mapping[str, Sequence[str]] | None = None,
+        tables: Mapping[str, Array] | None = None,
+        offsets: Mapping[str, float] | None = None,
+        scalings: Mapping[str, Scaling] | None = None,
+    ) -> None:
         self._source = source
         self._keys = dict(keys)
+        self._parts = dict(parts or {})
+        self._tables = dict(tables or {})
+        self._offsets = dict(offsets or {})
+        self._scalings = dict(scalings or {})
+
+    def scaled(self, scalings: Mapping[str, Scaling]) -> "MappedSource":
+        """The same tensors, with these parameters scaled."""
+        return MappedSource(
+            self._source, self._keys, self._parts, self._tables, self._offsets, scalings
+        )
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._source.shape(self._keys[name])
+        """Of a parameter, or of parts stacked by their rows."""
+        if name in self._tables:
+            return self._tables[name].shape
+        shapes = [self._source.shape(self._keys[part]) for part in self._of(name)]
+        if len(shapes) == 1:
+            return shapes[0]
+        return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
     def pieces(self, name: str) -> Iterator[Array]:
-        return self._source.pieces(self._keys[name])
+        """Elements in order, as flat arrays; the parts one after the other."""
+        if name in self._tables:
+            yield self._tables[name].reshape(-1)
+            return
+        offset = self._offsets.get(name, 0.0)
+        for part in self._of(name):
+            for piece in self._scaled(part):
+                yield piece.astype(np.float32) + np.float32(offset) if offset else piece
+
+    def _scaled(self, part: str) -> Iterator[Array]:
+        key, scaling = self._keys[part], self._scalings.get(part)
+        pieces = self._source.pieces(key)
+        return pieces if scaling is None else scaling.applied(pieces, self._source.shape(key))
+
+    def _of(self, name: str) -> Sequence[str]:
+        return self._parts.get(name, (name,))

@@ -1,6 +1,6 @@
 """The module that is traced: graph inputs in, one forward of the grafted model, graph outputs out.
 
-It is written once for both phases; the contract's table says which inputs there are.
+One trace serves both phases, whose tables are equal.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ Tensor = torch.Tensor
 class SelectRows(nn.Module):
     """Stands before the output embedding and keeps only the positions whose logits are wanted.
 
-    `indices` is set for the length of one forward: [batch, num_logits], None keeps every position.
+    `indices` [batch, num_logits] is set for each forward; without, every position is kept.
     """
 
     def __init__(self, head: nn.Module) -> None:
@@ -45,13 +45,13 @@ class GraphModule(nn.Module):
         self,
         input_ids: Tensor,
         past_lens: Tensor,
-        query_lens: Tensor | None,
+        query_lens: Tensor,
         context_lens: Tensor | None,
-        logits_indices: Tensor | None,
+        logits_indices: Tensor,
         past: list[Tensor],
     ) -> tuple[Tensor, ...]:
         pairs = list(zip(past[::2], past[1::2], strict=True))
-        total = past_lens + (1 if query_lens is None else query_lens)
+        total = past_lens + query_lens
         lengths = Lengths(past_lens, query_lens, total, total.max())
         current = GraphPass(self._facts, self._emit, pairs, lengths)
         self.model.get_output_embeddings().indices = logits_indices
@@ -65,12 +65,10 @@ class GraphModule(nn.Module):
         return (out.logits.to(torch.float32), *current.present)
 
 
-def _positions(input_ids: Tensor, past_lens: Tensor, query_lens: Tensor | None) -> Tensor:
+def _positions(input_ids: Tensor, past_lens: Tensor, query_lens: Tensor) -> Tensor:
     """[batch, seq] int64. Padding repeats the last valid position, so that a learned position
     table is never read past its end."""
     past = past_lens.to(torch.int64)[:, None]
-    if query_lens is None:
-        return past
     steps = torch.arange(input_ids.shape[1], dtype=torch.int64)[None]
     last = past + query_lens.to(torch.int64)[:, None] - 1
     return torch.minimum(past + steps, last)

@@ -8,7 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from trtllm_lite.runtime.config import EngineConfig
+from trtllm_lite.runtime.backends.base import KernelChoice
+from trtllm_lite.runtime.config import EngineConfig, Speculation
 from trtllm_lite.runtime.engine import EngineStats
 from trtllm_lite.runtime.engine_thread import EngineThread
 from trtllm_lite.runtime.loading import LoadOptions, Parts, load
@@ -40,7 +41,12 @@ class AsyncLLM:
         enable_prefix_caching: bool = True,
         prefix_cache_bytes: int = 512 * 2**20,
         check_hashes: bool = True,
-        spin: bool = False,
+        spin: bool | None = None,
+        speculation: Speculation | None = None,
+        max_draft_tokens: int = 16,
+        huge_pages: bool | None = None,
+        host_cache: bool = True,
+        kernels: KernelChoice = "auto",
     ) -> None:
         options = LoadOptions(
             max_num_seqs=max_num_seqs,
@@ -52,6 +58,11 @@ class AsyncLLM:
             prefix_cache_bytes=prefix_cache_bytes,
             check_hashes=check_hashes,
             spin=spin,
+            speculation=speculation,
+            max_draft_tokens=max_draft_tokens,
+            huge_pages=huge_pages,
+            host_cache=host_cache,
+            kernels=kernels,
         )
         self._start(load(bundle, options))
 

@@ -9,6 +9,7 @@ from trtllm_lite.runtime.manifest import Phase
 from trtllm_lite.runtime.plan import PlanRow, StepPlan
 
 MAX_PADDING = 0.25
+_I32, _I64 = np.dtype(np.int32), np.dtype(np.int64)
 
 
 def build_batches(plan: StepPlan) -> list[Batch]:
@@ -38,16 +39,20 @@ def _fits(group: list[PlanRow], row: PlanRow) -> bool:
 
 def _batch(phase: Phase, rows: Sequence[PlanRow]) -> Batch:
     lengths = [row.num_tokens for row in rows]
-    token_ids = np.zeros((len(rows), max(lengths)), np.int64)
-    for row, target in zip(rows, token_ids, strict=True):
-        target[: row.num_tokens] = row.token_ids
-    wanted = [range(n) if rows[0].all_logits else (n - 1,) for n in lengths]
+    width = max(lengths)
+    every = phase == "decode" or rows[0].all_logits
+    # Lists first, then one kind of call for all: cheaper than numpy's arithmetic on a few rows.
     return Batch(
         phase=phase,
         first_slot=rows[0].slot,
-        token_ids=token_ids,
-        past_lens=np.array([row.start for row in rows], np.int32),
-        query_lens=np.array(lengths, np.int32),
-        context_lens=np.array([row.context_len for row in rows], np.int32),
-        logits_indices=np.array([list(w) for w in wanted], np.int64),
+        token_ids=np.array([row.token_ids + [0] * (width - row.num_tokens) for row in rows], _I64),
+        past_lens=np.array([row.start for row in rows], _I32),
+        query_lens=np.array(lengths, _I32),
+        context_lens=np.array([row.context_len for row in rows], _I32),
+        logits_indices=np.array([_wanted(n, width if every else 1) for n in lengths], _I64),
     )
+
+
+def _wanted(length: int, count: int) -> list[int]:
+    """The last position of a row, or every one. A short row asks for its last one again."""
+    return [length - 1] if count == 1 else [min(i, length - 1) for i in range(count)]

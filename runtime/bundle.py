@@ -2,7 +2,7 @@
 
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,20 +47,27 @@ class Bundle:
 
 
 def open_bundle(
-    folder: Path, *, check_hashes: bool = True, progress: HashProgress | None = None
+    folder: Path,
+    *,
+    check_hashes: bool = True,
+    unchanged: Callable[[Manifest], bool] | None = None,
+    progress: HashProgress | None = None,
 ) -> Bundle:
     """Read and check a bundle. Raises BundleError naming the field that is wrong.
 
     Checked in this order, so that the cheap refusals come first: the manifest, presence, kind and
     size of every listed file, sha256 (a full read; `progress` follows it; `check_hashes=False`
     leaves it out), and what the graphs name as external data. Files that are not listed are not
-    looked at. A symbolic link to the folder itself is followed once, here.
+    looked at. A symbolic link to the folder itself is followed once, here. `unchanged` is
+    asked whether all files are those of an earlier check; their contents are then not read again.
     """
     manifest = read_manifest(folder)
     folder = folder.resolve()
+    read = unchanged is None or not unchanged(manifest)
     with open_folder(folder) as root:
-        _check_files(root, manifest, progress, hashes=check_hashes)
-        _check_graphs(root, manifest)
+        _check_files(root, manifest, progress, hashes=check_hashes and read)
+        if read:
+            _check_graphs(root, manifest)
     return Bundle(folder, manifest)
 
 
@@ -78,12 +85,14 @@ def _check_graphs(root: int, manifest: Manifest) -> None:
         field = f"graphs[{i}].file"
         with open_inside(root, graph.file, field) as fd:
             try:
-                _check_graph(fd, sizes)
+                check_graph(fd, sizes)
             except WireError as error:
                 raise BundleError(field, f"{shown(graph.file)}: {error}") from None
 
 
-def _check_graph(fd: int, sizes: Mapping[str, int]) -> None:
+def check_graph(fd: int, sizes: Mapping[str, int]) -> None:
+    """Check that an ONNX file keeps its weights within files of these names and sizes, all in its
+    own folder. Raises WireError."""
     size = os.fstat(fd).st_size
     if not 0 < size <= MAX_GRAPH_BYTES:
         raise WireError(f"has {size} bytes; allowed: 1 to {MAX_GRAPH_BYTES}")

@@ -79,6 +79,37 @@ class Detokenizer:
         return shown
 
 
+class LateDetokenizer:
+    """The same text for a sequence without stop strings of which nothing is shown before its end:
+    decoded once instead of a window for each token."""
+
+    stop_reason: str | None = None
+    """Never any."""
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special = params.skip_special_tokens
+        self._token_ids: list[int] = []
+        self._text = ""
+
+    @property
+    def text(self) -> str:
+        """All text given out so far."""
+        return self._text
+
+    def append(self, token_id: int) -> str:
+        """Take one more token. Nothing is safe to show."""
+        self._token_ids.append(token_id)
+        return ""
+
+    def flush(self) -> str:
+        """The whole text, when the sequence has ended; nothing more after that."""
+        ids, self._token_ids = self._token_ids, []
+        new = self._tokenizer.decode(ids, skip_special_tokens=self._skip_special)
+        self._text += new
+        return new
+
+
 class _StableDecoder:
     """Token ids to text that no later token can change.
 

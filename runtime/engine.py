@@ -9,7 +9,7 @@ from trtllm_lite.runtime.backends.base import Batch, Session
 from trtllm_lite.runtime.batch import build_batches
 from trtllm_lite.runtime.block_store import BlockStore
 from trtllm_lite.runtime.config import EngineConfig
-from trtllm_lite.runtime.errors import EngineDeadError, RequestError
+from trtllm_lite.runtime.errors import EngineDeadError, RequestError, UsageError
 from trtllm_lite.runtime.invariants import violations
 from trtllm_lite.runtime.kv_cache import KVCache
 from trtllm_lite.runtime.outputs import TokenEvent
@@ -20,6 +20,8 @@ from trtllm_lite.runtime.request import FinishReason, Request, Sequence
 from trtllm_lite.runtime.request_checks import check_request, max_length
 from trtllm_lite.runtime.row_sampler import RowSampler, one_line
 from trtllm_lite.runtime.scheduler import Scheduler
+from trtllm_lite.runtime.speculation import ONE_TOKEN_DECODE, Speculator
+from trtllm_lite.runtime.step_timer import NullTimer, StepTimer
 from trtllm_lite.runtime.transfers import Transfer, execute
 
 _log = logging.getLogger(__name__)
@@ -28,7 +30,8 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class EngineStats:
     """One look at the engine. Sequences in `waiting` and `running`; tokens in `kv_tokens_*` and
-    `prefix_hit_tokens` (tokens taken from the block store so far); `finished` counts sequences."""
+    `prefix_hit_tokens` (tokens taken from the block store so far); `draft_tokens` were guessed and
+    checked so far, `accepted_tokens` of them were right; `finished` counts sequences."""
 
     waiting: int
     running: int
@@ -40,6 +43,8 @@ class EngineStats:
     prefix_store_bytes: int
     preemptions: int
     steps: int
+    draft_tokens: int
+    accepted_tokens: int
     finished: Mapping[FinishReason, int]
 
 
@@ -72,8 +77,22 @@ class Engine:
         )
         self._prefix = prefix
         placement = Placement(self._kv, prefix, recompute_at)
-        self._scheduler = Scheduler(config, placement, eos_token_ids=eos_token_ids)
+        self._speculator: Speculator | None = None
+        if session.info.multi_token_decode:
+            self._speculator = Speculator(
+                config,
+                eos_token_ids=eos_token_ids,
+                recompute_at=recompute_at,
+                cost=session.info.decode_cost,
+            )
+        elif config.speculation != "off":
+            raise UsageError(f"speculation: got {config.speculation!r}; {ONE_TOKEN_DECODE}")
+        self._scheduler = Scheduler(
+            config, placement, eos_token_ids=eos_token_ids, speculator=self._speculator
+        )
         self._sampler = RowSampler(vocab_size, eos_token_ids)
+        self.timer: StepTimer = NullTimer()
+        """Told where the time of each step goes. Whoever drives the engine calls its `end`."""
         self._active: dict[str, dict[int, Sequence]] = {}
         self._events: list[TokenEvent] = []
         self._steps = 0
@@ -89,6 +108,8 @@ class Engine:
         served, EngineDeadError after `close`."""
         self._check_open()
         check_request(request, self._config, self._vocab_size)
+        if request.params.speculation and self._speculator is None:
+            raise RequestError("speculation", f"got True; {ONE_TOKEN_DECODE}")
         if request.id in self._active:
             raise RequestError("request_id", f"got {request.id!r}, which is in use; choose another")
         if request.params.seed is None:
@@ -122,9 +143,11 @@ class Engine:
         """One step, and what came of it. A run that fails ends the sequences of that run with
         "error"; slot memory that cannot be arranged ends all that have a slot."""
         self._check_open()
+        self.timer.begin()
         try:
-            plan = self._scheduler.plan()
+            plan = self._plan()
             if self._transfer(plan.transfers):
+                self.timer.mark("memory")
                 self._apply(self._scheduler.apply(plan, self._run(plan)))
         except BaseException as error:
             # Slots may be half-way, so nothing of them may be read or kept.
@@ -148,6 +171,8 @@ class Engine:
             prefix_store_bytes=self._store.nbytes,
             preemptions=scheduler.num_preemptions,
             steps=self._steps,
+            draft_tokens=scheduler.num_draft_tokens,
+            accepted_tokens=scheduler.num_accepted_tokens,
             finished=dict(scheduler.finished),
         )
 
@@ -159,9 +184,17 @@ class Engine:
         self._store.clear()
         self._session.close()
 
+    def _plan(self) -> StepPlan:
+        plan = self._scheduler.plan()
+        self.timer.planned(plan)
+        self.timer.mark("plan")
+        return plan
+
     def _run(self, plan: StepPlan) -> dict[Sequence, Outcome]:
         outcomes: dict[Sequence, Outcome] = {}
-        for batch in build_batches(plan):
+        batches = build_batches(plan)
+        self.timer.mark("batch")
+        for batch in batches:
             outcomes.update(self._run_batch(batch, plan.rows_of(batch)))
         return outcomes
 
@@ -171,13 +204,19 @@ class Engine:
         except Exception as error:
             _warn(f"a {batch.phase} run of {batch.rows} rows failed", error)
             return {row.sequence: Outcome(error=one_line(error)) for row in rows}
+        finally:
+            self.timer.mark("run")
         # The logits are only valid until the next run.
-        return {row.sequence: self._sampler.take(row, logits[i]) for i, row in enumerate(rows)}
+        outcomes = self._sampler.take_all(rows, logits)
+        self.timer.mark("sample")
+        return outcomes
 
     def _apply(self, applied: Applied) -> None:
         self._events += applied.events
         self._retire(applied.events)
+        self.timer.mark("apply")
         self._transfer(applied.transfers)
+        self.timer.mark("memory")
 
     def _transfer(self, transfers: Iterable[Transfer]) -> bool:
         """Arrange slot memory. False when that failed, and with it everything that has a slot."""

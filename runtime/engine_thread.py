@@ -18,6 +18,7 @@ from trtllm_lite.runtime.output_processor import OutputProcessor
 from trtllm_lite.runtime.outputs import RequestOutput, TokenEvent
 from trtllm_lite.runtime.pending import Pending
 from trtllm_lite.runtime.request_maker import Job
+from trtllm_lite.runtime.step_timer import StepTimer
 from trtllm_lite.runtime.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -84,6 +85,10 @@ class EngineThread:
         """The engine's numbers, read between two steps. Raises EngineDeadError."""
         return self._call(self._engine.stats)
 
+    def time_steps(self, timer: StepTimer) -> Pending[None]:
+        """Report every step from the next one on to `timer`. Raises EngineDeadError."""
+        return self._call(lambda: self._set_timer(timer))
+
     def close(self) -> None:
         """End every request with "abort", close the engine, and wait for it. Idempotent."""
         self._commands.put(None)
@@ -108,6 +113,7 @@ class EngineThread:
         try:
             while self._take_commands():
                 self._deliver(self._engine.step())
+                self._engine.timer.end()
             self._abort(self._processor.unfinished)
             reason = _CLOSED
         except BaseException as error:
@@ -118,13 +124,16 @@ class EngineThread:
     def _take_commands(self) -> bool:
         """Do what has come in, waiting while the engine has nothing to do. False at the end."""
         while True:
-            try:
-                command = self._commands.get(block=not self._engine.has_unfinished)
-            except Empty:
+            # Only this thread takes commands, so what is there stays there.
+            if self._engine.has_unfinished and self._commands.empty():
                 return True
+            command = self._commands.get()
             if command is None:
                 return False
             command.run()
+
+    def _set_timer(self, timer: StepTimer) -> None:
+        self._engine.timer = timer
 
     def _add_all(self, deliveries: Sequence[Delivery]) -> None:
         added: list[str] = []

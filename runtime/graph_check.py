@@ -44,7 +44,7 @@ def check_graphs(manifest: Manifest) -> None:
 
 def _check_graph(at: str, graph: GraphSpec, manifest: Manifest) -> Dims:
     """Returns the dimensions that the graphs must share: the batch and the capacity of the KV."""
-    rules = _rules(graph.phase, manifest)
+    rules = _rules(graph, manifest)
     dims: dict[str, int | str] = {}
     names: set[str] = set()
     missing = dict.fromkeys(rules)
@@ -63,11 +63,15 @@ def _check_graph(at: str, graph: GraphSpec, manifest: Manifest) -> Dims:
     for key in missing:
         text = f"the {graph.phase} graph has no tensor of role {_title(*key)}"
         raise BundleError(f"{at}.{rules[key].side}", text)
-    _check_dynamic(at, graph.phase, dims)
+    _check_dynamic(at, graph, dims)
     return dims["batch"], dims["capacity"]
 
 
-def _rules(phase: Phase, manifest: Manifest) -> dict[tuple[str, int | None], _Rule]:
+def _takes_chunks(graph: GraphSpec) -> bool:
+    return graph.phase == "prefill" or graph.is_multi_token
+
+
+def _rules(graph: GraphSpec, manifest: Manifest) -> dict[tuple[str, int | None], _Rule]:
     rules: dict[tuple[str, int | None], _Rule] = {
         ("input_ids", None): _Rule("inputs", "int64", ("batch", "seq")),
         ("past_lens", None): _Rule("inputs", "int32", ("batch",)),
@@ -75,7 +79,7 @@ def _rules(phase: Phase, manifest: Manifest) -> dict[tuple[str, int | None], _Ru
             "outputs", "float32", ("batch", "num_logits", manifest.model.vocab_size)
         ),
     }
-    if phase == "prefill":
+    if _takes_chunks(graph):
         rules["query_lens", None] = _Rule("inputs", "int32", ("batch",))
         rules["logits_indices", None] = _Rule("inputs", "int64", ("batch", "num_logits"))
     if manifest.kv.recompute_at is not None:
@@ -118,12 +122,13 @@ def _check_dim(field: str, dim: int | str) -> None:
         raise BundleError(field, f"{dim} is out of range; allowed: 1 to {MAX_DIM}")
 
 
-def _check_dynamic(at: str, phase: Phase, dims: dict[str, int | str]) -> None:
-    for name in ("batch", "seq") if phase == "prefill" else ("batch",):
+def _check_dynamic(at: str, graph: GraphSpec, dims: dict[str, int | str]) -> None:
+    chunks = _takes_chunks(graph)
+    for name in ("batch", "seq") if chunks else ("batch",):
         if not isinstance(dims[name], str):
             text = f"{name} is fixed to {dims[name]}; it must be a dimension name"
             raise BundleError(f"{at}.inputs", text)
-    if phase == "decode" and isinstance(dims["seq"], int) and dims["seq"] != 1:
+    if not chunks and isinstance(dims["seq"], int) and dims["seq"] != 1:
         raise BundleError(f"{at}.inputs", f"seq is {dims['seq']}; decode takes one token a row")
 
 

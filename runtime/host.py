@@ -4,6 +4,8 @@ Every function takes the root of the file system, so that tests can hand it a dr
 """
 
 import os
+import platform
+import time
 from pathlib import Path
 
 ROOT = Path("/")
@@ -15,6 +17,16 @@ def physical_cores(root: Path = ROOT) -> int:
     cores = _distinct_cores(root)
     quota = _cpu_quota(root)
     return max(1, cores if quota is None else min(cores, quota))
+
+
+def instruction_set(root: Path = ROOT) -> str:
+    """The machine's architecture and the extensions of its first processor, as the system lists
+    them: what decides which machine code a library chooses. Sorted words."""
+    for line in (_read(root / "proc/cpuinfo") or "").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return " ".join([platform.machine(), *sorted(set(value.split()))])
+    return f"{platform.machine()} {platform.processor()}".strip()
 
 
 def available_memory(root: Path = ROOT) -> int | None:
@@ -29,16 +41,52 @@ def available_memory(root: Path = ROOT) -> int | None:
         return None
 
 
+class OthersMeter:
+    """How busy other processes keep the processors that this process may use. Linux only."""
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self._root = root
+        self._last = self._read()
+
+    def fraction(self) -> float | None:
+        """The part of the processors' time, from 0 to 1, that went to others since the last call
+        (at first: since this object was made); None where the system does not say."""
+        before, self._last = self._last, self._read()
+        if before is None or self._last is None or self._last[1] <= before[1]:
+            return None
+        busy, total, own = (b - a for a, b in zip(before, self._last, strict=True))
+        return min(1.0, max(0.0, (busy - own) / total))
+
+    def _read(self) -> tuple[float, float, float] | None:
+        """Seconds: busy and total time of the allowed processors, and our own."""
+        allowed = {f"cpu{cpu}" for cpu in _allowed_cpus() or ()}
+        busy = total = 0.0
+        for line in (_read(self._root / "proc/stat") or "").splitlines():
+            name, *fields = line.split()
+            if name in allowed and len(fields) >= 8 and all(f.isdigit() for f in fields[:8]):
+                ticks = [int(field) for field in fields[:8]]
+                total += sum(ticks)
+                busy += sum(ticks) - ticks[3] - ticks[4]  # idle, and idle while waiting for disks
+        hertz = os.sysconf("SC_CLK_TCK") if total else 1
+        return (busy / hertz, total / hertz, time.process_time()) if total else None
+
+
 def _distinct_cores(root: Path) -> int:
-    try:
-        cpus = sorted(os.sched_getaffinity(0))
-    except AttributeError:  # only Linux has affinities
+    cpus = _allowed_cpus()
+    if cpus is None:
         return os.cpu_count() or 1
     siblings = [
         _read(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         for cpu in cpus
     ]
     return len({names or str(cpu) for cpu, names in zip(cpus, siblings, strict=True)})
+
+
+def _allowed_cpus() -> list[int] | None:
+    try:
+        return sorted(os.sched_getaffinity(0))
+    except AttributeError:  # only Linux has affinities
+        return None
 
 
 def _cpu_quota(root: Path) -> int | None:

@@ -16,6 +16,8 @@ class KVCache:
 
     def __init__(self, num_slots: int) -> None:
         self._owners: list[Sequence | None] = [None] * num_slots
+        self._slots: dict[Sequence, int] = {}
+        """The same the other way round."""
         self._num_decoding = 0
 
     @property
@@ -42,7 +44,10 @@ class KVCache:
 
     def slot_of(self, sequence: Sequence) -> int:
         """Its slot. Raises ValueError when it has none."""
-        return self._owners.index(sequence)
+        slot = self._slots.get(sequence)
+        if slot is None:
+            raise ValueError(f"sequence {sequence.id} has no slot")
+        return slot
 
     def is_decoding(self, sequence: Sequence) -> bool:
         """Whether it sits in the decode region."""
@@ -50,12 +55,12 @@ class KVCache:
 
     def admit(self, sequence: Sequence) -> int:
         """Give it the lowest free slot. Raises ValueError when none is free or it has one."""
-        if sequence in self._owners:
+        if sequence in self._slots:
             raise ValueError(f"sequence {sequence.id} has a slot already")
         if None not in self._owners:
             raise ValueError(f"no slot is free for sequence {sequence.id}")
         slot = self._owners.index(None)
-        self._owners[slot] = sequence
+        self._put(slot, sequence)
         return slot
 
     def promote(self, sequence: Sequence) -> list[Transfer]:
@@ -64,7 +69,9 @@ class KVCache:
         if slot < target:
             raise ValueError(f"sequence {sequence.id} is decoding already")
         other = self._owners[target]
-        self._owners[target], self._owners[slot] = sequence, other
+        self._put(target, sequence)
+        if other is not sequence:
+            self._put(slot, other)
         self._num_decoding += 1
         if slot == target:
             return []
@@ -84,7 +91,8 @@ class KVCache:
             return [Release(slot)]
         last = self._num_decoding - 1
         row = self._owners[last]
-        self._owners[slot], self._owners[last] = row, sequence
+        self._put(slot, row)
+        self._put(last, sequence)
         self._num_decoding = last
         if row is None or row is sequence:
             return [Release(last)]
@@ -93,15 +101,22 @@ class KVCache:
     def free(self, sequence: Sequence) -> list[Transfer]:
         """It leaves. If it was decoding, the last decoding row takes its place."""
         transfers = self.reset(sequence)
-        self._owners[self.slot_of(sequence)] = None
+        self._put(self.slot_of(sequence), None)
+        del self._slots[sequence]
         return transfers
 
     def clear(self) -> list[Transfer]:
         """Everything leaves. Free slots are released too: earlier transfers may not have been
         carried out."""
         self._owners = [None] * len(self._owners)
+        self._slots.clear()
         self._num_decoding = 0
         return [Release(slot) for slot in range(len(self._owners))]
+
+    def _put(self, slot: int, sequence: Sequence | None) -> None:
+        self._owners[slot] = sequence
+        if sequence is not None:
+            self._slots[sequence] = slot
 
 
 def _move(source: int, target: int, length: int) -> list[Transfer]:

@@ -6,16 +6,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from trtllm_lite.runtime.config import EngineConfig
+from trtllm_lite.runtime.backends.base import KernelChoice
+from trtllm_lite.runtime.config import EngineConfig, Speculation
 from trtllm_lite.runtime.engine import EngineStats
 from trtllm_lite.runtime.engine_thread import Delivery, EngineThread
 from trtllm_lite.runtime.errors import RequestError
+from trtllm_lite.runtime.host_tuning import Tuning
 from trtllm_lite.runtime.loading import LoadOptions, Parts, load
 from trtllm_lite.runtime.mailbox import WaitingMailbox
 from trtllm_lite.runtime.outputs import RequestOutput
 from trtllm_lite.runtime.request_maker import ChatOptions, Job, Messages, RequestMaker, Source
 from trtllm_lite.runtime.result_stream import ResultStream
 from trtllm_lite.runtime.sampling_params import SamplingParams
+from trtllm_lite.runtime.step_timer import StepTimer
 from trtllm_lite.runtime.tokenizer import Tokenizer
 
 OneOrMoreParams = SamplingParams | Sequence[SamplingParams] | None
@@ -32,11 +35,22 @@ class LLM:
     max_num_batched_tokens: tokens computed in one step, and so the largest chunk of a prompt.
     max_kv_tokens: tokens held over all running sequences; past it the youngest wait. By default as
         many as there are slots for, if half of the available memory holds them.
-    intra_op_num_threads: threads of the backend; by default the physical cores that this process
-        may use. spin: let them wait at full speed between steps too, not
-        only between operators; a core that waits is then never idle.
+    intra_op_num_threads: threads of the backend; at most the physical cores that this process may
+        use are worth having. spin: let them wait at full speed between two steps too, not only
+        between two operators. huge_pages: True keeps a private copy of the weights in huge pages,
+        False never uses any. What is left at None is measured when a machine opens the bundle for
+        the first time, and remembered: `tuning` says what was picked.
+    host_cache: keep what is made once per machine (packed weights, measured settings, which files
+        were hashed) in the bundle's `.cache` folder or the user's cache folder.
     enable_prefix_caching, prefix_cache_bytes: keep computed prefixes, up to this many bytes.
-    check_hashes: read the whole bundle once to compare its sha256 sums.
+    check_hashes: compare the sha256 sums of all files; with the host cache, only of those that have
+        changed since.
+    speculation: "ngram" lets requests guess tokens from their own text and check several in a
+        step, unless they say otherwise: the same tokens, sooner where text repeats itself; "off"
+        does not. By default on where it cannot change a token (SessionInfo.shape_invariant).
+    max_draft_tokens: most tokens guessed at once.
+    kernels: whose operators run a quantized bundle: "native" (ours, compiled at installation, for
+        x86-64 with AVX-512 VNNI), "onnxruntime", or "auto": ours where they can.
 
     Raises BundleError, UsageError or MissingExtraError.
     """
@@ -53,7 +67,12 @@ class LLM:
         enable_prefix_caching: bool = True,
         prefix_cache_bytes: int = 512 * 2**20,
         check_hashes: bool = True,
-        spin: bool = False,
+        spin: bool | None = None,
+        speculation: Speculation | None = None,
+        max_draft_tokens: int = 16,
+        huge_pages: bool | None = None,
+        host_cache: bool = True,
+        kernels: KernelChoice = "auto",
     ) -> None:
         options = LoadOptions(
             max_num_seqs=max_num_seqs,
@@ -65,6 +84,11 @@ class LLM:
             prefix_cache_bytes=prefix_cache_bytes,
             check_hashes=check_hashes,
             spin=spin,
+            speculation=speculation,
+            max_draft_tokens=max_draft_tokens,
+            huge_pages=huge_pages,
+            host_cache=host_cache,
+            kernels=kernels,
         )
         self._start(load(bundle, options))
 
@@ -91,6 +115,12 @@ class LLM:
         """Raises RequestError for a bundle that takes token ids only."""
         return self._maker.tokenizer
 
+    @property
+    def tuning(self) -> Tuning | None:
+        """The settings that the machine's self-test, or the caller, picked; None for an LLM on
+        parts that exist already."""
+        return self._parts.tuning
+
     def default_params(self) -> SamplingParams:
         """What requests without parameters use: the bundle's generation_config.json."""
         return self._parts.defaults
@@ -98,6 +128,11 @@ class LLM:
     def stats(self) -> EngineStats:
         """The engine's numbers, read between two steps."""
         return self._thread.stats().result()
+
+    def time_steps(self, timer: StepTimer) -> None:
+        """Report where the time of every step goes to `timer`, from the next step on and on the
+        engine's thread. A `NullTimer` ends that. Raises EngineDeadError."""
+        self._thread.time_steps(timer).result()
 
     def generate(
         self,

@@ -1,19 +1,37 @@
 """From a bundle on disk to the parts that serve it: session, engine, tokenizer, defaults."""
 
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trtllm_lite.runtime.backends import open_session
-from trtllm_lite.runtime.backends.base import SessionOptions
+from trtllm_lite.runtime.backends import backend_version, open_session
+from trtllm_lite.runtime.backends.base import (
+    KernelChoice,
+    Session,
+    SessionInfo,
+    SessionOptions,
+    Spin,
+)
 from trtllm_lite.runtime.bundle import Bundle, open_bundle
-from trtllm_lite.runtime.config import EngineConfig
+from trtllm_lite.runtime.config import EngineConfig, Speculation
 from trtllm_lite.runtime.engine import Engine
-from trtllm_lite.runtime.errors import UsageError
+from trtllm_lite.runtime.errors import BundleError, UsageError
 from trtllm_lite.runtime.generation_config import GenerationDefaults, read_generation_config
-from trtllm_lite.runtime.host import available_memory
+from trtllm_lite.runtime.host import available_memory, physical_cores
+from trtllm_lite.runtime.host_cache import HostCache, host_cache
+from trtllm_lite.runtime.host_tuning import Tuning
 from trtllm_lite.runtime.manifest import Manifest
+from trtllm_lite.runtime.native_weights import has_native
+from trtllm_lite.runtime.progress import NoProgress, Progress
 from trtllm_lite.runtime.sampling_params import SamplingParams
+from trtllm_lite.runtime.session_tuning import Given, Host, tuned_session
 from trtllm_lite.runtime.tokenizer import Tokenizer
+from trtllm_lite.runtime.verified_files import open_verified
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -28,27 +46,45 @@ class LoadOptions:
     enable_prefix_caching: bool = True
     prefix_cache_bytes: int = 512 * 2**20
     check_hashes: bool = True
-    spin: bool = False
+    spin: bool | None = None
+    speculation: Speculation | None = None
+    max_draft_tokens: int = 16
+    huge_pages: bool | None = None
+    host_cache: bool = True
+    kernels: KernelChoice = "auto"
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What an `LLM` is made of. `tokenizer` is None for a bundle that takes token ids only."""
+    """What an `LLM` is made of. `tokenizer` is None for a bundle that takes token ids only,
+    `tuning` for a session that was not opened here."""
 
     engine: Engine
     config: EngineConfig
     tokenizer: Tokenizer | None
     defaults: SamplingParams
+    tuning: Tuning | None = None
 
 
-def load(path: str | Path, options: LoadOptions) -> Parts:
-    """Open a bundle. Raises BundleError, UsageError or MissingExtraError."""
-    bundle = open_bundle(Path(path), check_hashes=options.check_hashes)
+def load(path: str | Path, options: LoadOptions, progress: Progress | None = None) -> Parts:
+    """Open a bundle; `progress` hears of what is done once per machine. Raises BundleError,
+    UsageError or MissingExtraError."""
+    folder = Path(path)
+    cache = _host_cache(folder) if options.host_cache else None
+    if options.check_hashes:
+        bundle = open_verified(folder, cache)
+    else:
+        bundle = open_bundle(folder, check_hashes=False)
     config = engine_config(bundle.manifest, options)
-    tokenizer = Tokenizer.from_bundle(bundle) if bundle.manifest.tokenizer is not None else None
-    defaults = read_generation_config(bundle)
-    engine, config = _open_engine(bundle, config, options, defaults)
-    return Parts(engine, config, tokenizer, defaults.params)
+
+    # A backend lets other threads run while it loads. It keeps this one: see `open_graphs`.
+    with ThreadPoolExecutor(1, thread_name_prefix="load") as pool:
+        text = pool.submit(_text_parts, bundle)
+        session, tuning = _open_session(bundle, config, options, cache, progress or NoProgress())
+    with _closed_on_error(session):
+        tokenizer, defaults = text.result()
+        engine, config = _make_engine(bundle, config, options, defaults, session)
+    return Parts(engine, config, tokenizer, defaults.params, tuning)
 
 
 def engine_config(manifest: Manifest, options: LoadOptions) -> EngineConfig:
@@ -65,6 +101,7 @@ def engine_config(manifest: Manifest, options: LoadOptions) -> EngineConfig:
         max_kv_tokens=all_slots if options.max_kv_tokens is None else options.max_kv_tokens,
         enable_prefix_caching=options.enable_prefix_caching,
         prefix_cache_bytes=options.prefix_cache_bytes,
+        max_draft_tokens=options.max_draft_tokens,
     )
 
 
@@ -84,36 +121,105 @@ def kv_tokens_that_fit(config: EngineConfig, bytes_per_token: int, available: in
     return min(wanted, fitting)
 
 
-def _open_engine(
-    bundle: Bundle, config: EngineConfig, options: LoadOptions, defaults: GenerationDefaults
-) -> tuple[Engine, EngineConfig]:
-    """Memory is measured after the weights have taken theirs."""
-    manifest = bundle.manifest
-    session = open_session(
-        bundle,
-        SessionOptions(
-            num_slots=config.max_num_seqs,
-            capacity=config.capacity,
-            intra_op_num_threads=options.intra_op_num_threads,
-            spin=options.spin,
-        ),
-    )
+def _host_cache(folder: Path) -> HostCache | None:
+    """None where there is no bundle, which opening it says better."""
     try:
-        if options.max_kv_tokens is None:
-            fitting = kv_tokens_that_fit(config, manifest.kv.bytes_per_token, available_memory())
-            config = replace(config, max_kv_tokens=fitting)
-        eos = dict.fromkeys((*manifest.model.eos_token_ids, *defaults.eos_token_ids))
-        engine = Engine(
-            session,
-            config,
-            vocab_size=manifest.model.vocab_size,
-            eos_token_ids=tuple(eos),
-            recompute_at=manifest.kv.recompute_at,
-        )
+        return host_cache(folder)
+    except BundleError:
+        return None
+
+
+def _text_parts(bundle: Bundle) -> tuple[Tokenizer | None, GenerationDefaults]:
+    tokenizer = Tokenizer.from_bundle(bundle) if bundle.manifest.tokenizer is not None else None
+    return tokenizer, read_generation_config(bundle)
+
+
+@contextmanager
+def _closed_on_error(session: Session) -> Iterator[None]:
+    try:
+        yield
     except BaseException:
         session.close()
         raise
+
+
+def _open_session(
+    bundle: Bundle,
+    config: EngineConfig,
+    options: LoadOptions,
+    cache: HostCache | None,
+    progress: Progress,
+) -> tuple[Session, Tuning]:
+    return tuned_session(
+        lambda session_options: open_session(bundle, session_options),
+        SessionOptions(
+            num_slots=config.max_num_seqs,
+            capacity=config.capacity,
+            host_cache=cache,
+            kernels=options.kernels,
+            progress=progress,
+        ),
+        Given(options.intra_op_num_threads, _spin(options.spin), options.huge_pages),
+        _host(bundle, options),
+    )
+
+
+def _host(bundle: Bundle, options: LoadOptions) -> Host:
+    """Private copies of the weights are worth a try where native kernels, which take none, cannot
+    run, and twice the weights are far from what is left of the memory."""
+    available, size = available_memory(), sum(file.size for file in bundle.manifest.files)
+    native = has_native(bundle) and options.kernels != "onnxruntime"
+    return Host(
+        cores=physical_cores(),
+        backend=f"{backend_version(bundle)}, {options.kernels} kernels",
+        room_for_copies=not native and available is not None and available > 4 * size,
+    )
+
+
+def _spin(wanted: bool | None) -> Spin | None:
+    if wanted is None:
+        return None
+    if not isinstance(wanted, bool):
+        raise UsageError(f"spin: got {wanted!r}; allowed: True, False or None")
+    return "long" if wanted else "brief"
+
+
+def _make_engine(
+    bundle: Bundle,
+    config: EngineConfig,
+    options: LoadOptions,
+    defaults: GenerationDefaults,
+    session: Session,
+) -> tuple[Engine, EngineConfig]:
+    """Memory is measured after the weights have taken theirs."""
+    manifest = bundle.manifest
+    config = replace(config, speculation=_speculation(options.speculation, session.info))
+    if options.max_kv_tokens is None:
+        fitting = kv_tokens_that_fit(config, manifest.kv.bytes_per_token, available_memory())
+        config = replace(config, max_kv_tokens=fitting)
+    eos = dict.fromkeys((*manifest.model.eos_token_ids, *defaults.eos_token_ids))
+    engine = Engine(
+        session,
+        config,
+        vocab_size=manifest.model.vocab_size,
+        eos_token_ids=tuple(eos),
+        recompute_at=manifest.kv.recompute_at,
+    )
     return engine, config
+
+
+def _speculation(wanted: Speculation | None, info: SessionInfo) -> Speculation:
+    """What was asked for, or on where drafts can be checked and cannot change a token. The engine
+    refuses what it cannot do."""
+    if wanted is not None:
+        return wanted
+    if info.multi_token_decode and info.shape_invariant:
+        return "ngram"
+    missing = (
+        "one result for runs of any shape" if info.multi_token_decode else "multi-token decode"
+    )
+    _log.info("speculation is off: it needs %s", missing)
+    return "off"
 
 
 def _within(name: str, value: int | None, limit: int) -> int:

@@ -6,18 +6,21 @@ nothing of files on disk (see `bundle.py`) and nothing of how a graph is made.
 
 Contract of the graphs (all targets):
 
-* `input_ids` int64 [batch, seq]: prefill takes right-padded rows, decode takes seq == 1.
+* `input_ids` int64 [batch, seq]: right-padded rows.
 * `past_lens` int32 [batch]: tokens of the row already in the cache.
-* `query_lens` int32 [batch] (prefill only): valid tokens of the row, 1..seq.
+* `query_lens` int32 [batch]: valid tokens of the row, 1..seq.
 * `context_lens` int32 [batch] (only where `kv.recompute_at` is set): tokens that the row will hold
   when its present prefill is done; it selects the rope regime of the whole row.
-* `logits_indices` int64 [batch, num_logits] (prefill only): positions inside the chunk whose
-  logits are wanted; normally the one last valid token.
+* `logits_indices` int64 [batch, num_logits]: positions inside the chunk whose logits are wanted;
+  normally the one last valid token.
 * `past_key_<i>` / `past_value_<i>` [batch, kv_heads, capacity, head_dim]; `present_*` have the same
   shape and are meant to be bound to the same memory. Needs past_lens + seq <= capacity for every
   row, padding included. Nothing at or beyond past_lens + query_lens is written; values there,
   NaN included, never reach a result.
 * `logits` float32 [batch, num_logits, vocab].
+
+The two graphs have the same table; they differ in the formats of their weights. A decode graph may
+also leave out `query_lens` and `logits_indices`: it then takes seq == 1 and gives num_logits == 1.
 """
 
 from collections.abc import Iterator
@@ -42,6 +45,9 @@ Role = Literal[
     "logits",
 ]
 Phase = Literal["prefill", "decode"]
+
+MULTI_TOKEN_ROLES: tuple[Role, ...] = ("query_lens", "logits_indices")
+"""A decode graph has both of these inputs, or takes one token a row."""
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "int32": 4, "int64": 8}
 
@@ -68,6 +74,11 @@ class GraphSpec:
 
     def by_role(self, role: Role) -> tuple[TensorSpec, ...]:
         return tuple(t for t in (*self.inputs, *self.outputs) if t.role == role)
+
+    @property
+    def is_multi_token(self) -> bool:
+        """Whether its table is the one that takes several tokens a row."""
+        return any(t.role in MULTI_TOKEN_ROLES for t in self.inputs)
 
 
 @dataclass(frozen=True)
@@ -145,10 +156,18 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Quantization:
-    """Weight formats per phase; "none" is the plain dtype."""
+    """Weight formats; "none" is the plain dtype. For people: what has to be computed is in the
+    graphs.
+
+    prefill, decode: of the projections, per phase. embedding, lm_head: of those two, in both
+    phases. overrides: projections with a format of their own in both phases, by weight.
+    """
 
     prefill: str = "none"
     decode: str = "none"
+    embedding: str = "none"
+    lm_head: str = "none"
+    overrides: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

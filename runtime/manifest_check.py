@@ -24,6 +24,7 @@ MAX_VOCAB = 2**24
 MAX_PARAMETERS = 2**53
 MAX_EOS = 1_024
 MAX_PRODUCER = 64
+MAX_OVERRIDES = 65_536
 FLOAT_DTYPES = ("float32", "float16", "bfloat16")
 LAYOUTS = ("slots",)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -72,6 +73,7 @@ def _lengths(manifest: Manifest) -> Iterator[tuple[str, int, int, int]]:
     yield "model.eos_token_ids", len(manifest.model.eos_token_ids), 0, MAX_EOS
     yield "files", len(manifest.files), 1, MAX_FILES
     yield "producer", len(manifest.producer), 0, MAX_PRODUCER
+    yield "quantization.overrides", len(manifest.quantization.overrides), 0, MAX_OVERRIDES
 
 
 def _token_ids(manifest: Manifest) -> Iterator[tuple[str, int, int, int]]:
@@ -87,8 +89,10 @@ def _words(manifest: Manifest) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     yield "target", manifest.target, ()
     yield "model.model_type", manifest.model.model_type, ()
     yield "model.architecture", manifest.model.architecture, ()
-    yield "quantization.prefill", manifest.quantization.prefill, ()
-    yield "quantization.decode", manifest.quantization.decode, ()
+    for name in ("prefill", "decode", "embedding", "lm_head"):
+        yield f"quantization.{name}", getattr(manifest.quantization, name), ()
+    for weight, word in manifest.quantization.overrides.items():
+        yield f"quantization.overrides[{shown(weight)}]", word, ()
     yield "dtype", manifest.dtype, FLOAT_DTYPES
     yield "kv.dtype", manifest.kv.dtype, FLOAT_DTYPES
     yield "kv.layout", manifest.kv.layout, LAYOUTS

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from trtllm_lite.runtime.detokenize import Detokenizer
+from trtllm_lite.runtime.detokenize import Detokenizer, LateDetokenizer
 from trtllm_lite.runtime.outputs import (
     CompletionOutput,
     Logprob,
@@ -94,7 +94,10 @@ class _RequestState:
         self._request = request
         self._prompt = prompt
         self._tokenizer = tokenizer
-        self._choices = [_Choice(request, i, tokenizer) for i in range(request.params.n)]
+        self._choices = [
+            _Choice(request, i, tokenizer, _detokenizer(request, tokenizer, final_only))
+            for i in range(request.params.n)
+        ]
         self._cached_tokens: int | None = None
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._scheduled: float | None = None
@@ -149,19 +152,28 @@ class _RequestState:
             first_token_time=self._first_token,
             finished_time=self._finished,
             num_generation_tokens=max(len(c.token_ids) for c in self._choices),
+            num_draft_tokens=sum(c.draft_tokens for c in self._choices),
+            num_accepted_tokens=sum(c.accepted_tokens for c in self._choices),
         )
 
 
 class _Choice:
     """One choice on its way."""
 
-    def __init__(self, request: Request, index: int, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self,
+        request: Request,
+        index: int,
+        tokenizer: Tokenizer | None,
+        text: Detokenizer | LateDetokenizer | None,
+    ) -> None:
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.stop_string: str | None = None
+        self.draft_tokens = self.accepted_tokens = 0
         self._index = index
         self._tokenizer = tokenizer
-        self._text = None if tokenizer is None else Detokenizer(tokenizer, request.params)
+        self._text = text
         self._logprobs: list[dict[int, Logprob]] | None = None
         self._cumulative: float | None = None
         if request.params.logprobs is not None:
@@ -171,6 +183,7 @@ class _Choice:
         self._delta = ""
 
     def take(self, event: TokenEvent) -> None:
+        self.draft_tokens, self.accepted_tokens = event.draft_tokens, event.accepted_tokens
         if event.token_id is not None:
             self._take_token(event.token_id, event)
         if self.finish_reason is None and event.finish_reason is not None:
@@ -213,6 +226,17 @@ class _Choice:
         if self._text is not None and self._text.stop_reason is not None:
             self.finish_reason = "stop"
             self.stop_string = self._stop_reason = self._text.stop_reason
+
+
+def _detokenizer(
+    request: Request, tokenizer: Tokenizer | None, final_only: bool
+) -> Detokenizer | LateDetokenizer | None:
+    """Without stop strings and readers on the way, text can wait for the end."""
+    if tokenizer is None:
+        return None
+    if final_only and not request.params.stops:
+        return LateDetokenizer(tokenizer, request.params)
+    return Detokenizer(tokenizer, request.params)
 
 
 def decode_logprobs(raw: RawLogprobs, tokenizer: Tokenizer | None) -> dict[int, Logprob]:

@@ -22,7 +22,8 @@ class TokenEvent:
     `logprobs` maps token id -> (logprob, rank); the chosen token is always in it, first.
     `prompt_logprobs` comes with the first token of choice 0 when asked for: one entry per prompt
     token, the first None. `first_scheduled_time` is when the sequence first got a slot, monotonic
-    seconds; None if it never did.
+    seconds; None if it never did. `draft_tokens` and `accepted_tokens` count over the
+    sequence so far: tokens guessed and checked, and those of them that were right.
     """
 
     request_id: str
@@ -35,6 +36,8 @@ class TokenEvent:
     prompt_logprobs: list[dict[int, tuple[float, int]] | None] | None = None
     cached_tokens: int = 0
     first_scheduled_time: float | None = None
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class RequestMetrics:
 
     ttft: arrival to first token. tpot: mean time per output token after the first. queue_time:
     arrival to first admission into a slot. num_generation_tokens: of the longest choice.
+    num_draft_tokens: guessed and checked by speculation; num_accepted_tokens: those of them that
+    were right; both over all choices.
     """
 
     arrival_time: float
@@ -50,6 +55,8 @@ class RequestMetrics:
     first_token_time: float | None = None
     finished_time: float | None = None
     num_generation_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
     @property
     def ttft(self) -> float | None:

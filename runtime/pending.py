@@ -1,6 +1,5 @@
 """An answer that another thread will give."""
 
-import asyncio
 import threading
 from collections.abc import Callable, Generator
 from queue import Empty, SimpleQueue
@@ -65,6 +64,9 @@ class Pending(Generic[T]):
         return self._wait().__await__()
 
     async def _wait(self) -> T:
+        # Whoever awaits has imported it; importing it costs every other user of an LLM time.
+        import asyncio
+
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
         self._when_done(lambda: loop.call_soon_threadsafe(woken.set))
         await woken.wait()

@@ -16,8 +16,9 @@ PromptLogprobs = list[dict[int, tuple[float, int]] | None]
 class PlanRow:
     """One sequence's share of a step: tokens start .. start + num_tokens - 1, run in `slot`.
 
-    `context_len` is its length when the step was planned; `all_logits` asks for the logits of
-    every token of the chunk, not only of the last.
+    The last of them are `draft`, guesses that this step checks: not tokens of the sequence yet.
+    `context_len` is its length with them when the step was planned; `all_logits` asks for the
+    logits of every token of the chunk, not only of the last.
     """
 
     sequence: Sequence
@@ -26,15 +27,17 @@ class PlanRow:
     num_tokens: int
     context_len: int
     all_logits: bool = False
+    draft: tuple[int, ...] = ()
 
     @property
     def samples(self) -> bool:
-        """The chunk reaches the newest token: a new one will be chosen."""
+        """The chunk reaches the newest token: at least one new one will be chosen."""
         return self.start + self.num_tokens == self.context_len
 
     @property
     def token_ids(self) -> list[int]:
-        return self.sequence.token_ids[self.start : self.start + self.num_tokens]
+        known = self.sequence.token_ids[self.start : self.start + self.num_tokens]
+        return [*known, *self.draft] if self.draft else known
 
 
 @dataclass(frozen=True)
@@ -59,9 +62,13 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a row: a token, nothing yet (its prefill goes on), or what went wrong."""
+    """What came of a row: tokens, nothing yet (its prefill goes on), or what went wrong.
 
-    sampled: Sampled | None = None
+    `sampled` are the accepted tokens of its draft and the one chosen behind them. With an `error`
+    they are what was chosen before it.
+    """
+
+    sampled: tuple[Sampled, ...] = ()
     prompt_logprobs: PromptLogprobs | None = None
     error: str | None = None
 

@@ -39,7 +39,8 @@ class Sequence:
     """One choice (`index` of `n`) of a request. Only the scheduler writes to it.
 
     Invariants: 0 <= num_computed_tokens <= len(token_ids); slot is set exactly while RUNNING;
-    num_cached_tokens counts prompt tokens taken from the block store at the last admission.
+    num_cached_tokens counts prompt tokens taken from the block store at the last admission;
+    num_draft_tokens those that were guessed and checked, num_accepted_tokens those that were right.
     """
 
     request: Request
@@ -52,6 +53,8 @@ class Sequence:
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None

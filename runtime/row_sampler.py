@@ -23,34 +23,56 @@ class RowSampler:
         self._samplers: dict[Sequence, SequenceSampler] = {}
         self._prompts: dict[Sequence, PromptLogprobs] = {}
 
-    def take(self, row: PlanRow, logits: F32) -> Outcome:
-        """The outcome of a row that ran. `logits` [num_logits, vocab], the last one last; nothing
-        of it is kept. What goes wrong with it, NaN included, is the error of this row alone."""
+    def take_all(self, rows: Ordered[PlanRow], logits: F32) -> dict[Sequence, Outcome]:
+        """The outcomes of the rows of one run; `logits` [rows, num_logits, vocab]."""
+        best = logits.argmax(axis=-1).tolist()
+        return {row.sequence: self.take(row, logits[i], best[i]) for i, row in enumerate(rows)}
+
+    def take(self, row: PlanRow, logits: F32, best: Ordered[int]) -> Outcome:
+        """The outcome of a row that ran. `logits` [num_logits, vocab], the last one last, and their
+        argmax at each position; nothing of it is kept. What goes wrong with it, NaN included, is
+        the error of this row alone.
+
+        Of a row with a draft, `logits` are those behind its newest token and behind each token of
+        the draft; a position is looked at only when the ones before it gave the draft's tokens.
+        """
+        chosen: list[Sampled] = []
         try:
             if row.all_logits:
                 self._collect(row, logits)
             if not row.samples:
                 return Outcome()
-            return Outcome(self._sample(row.sequence, logits[-1]), self._prompt(row.sequence))
+            first = 0 if row.draft else len(logits) - 1
+            for position, guess in enumerate((*row.draft, None), start=first):
+                chosen.append(self._sample(row.sequence, logits, position, best[position]))
+                if chosen[-1].token_id != guess:
+                    break
         except Exception as error:
-            return Outcome(error=one_line(error))
+            return Outcome(tuple(chosen), error=one_line(error))
+        return Outcome(tuple(chosen), self._prompt(row.sequence))
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended."""
         self._samplers.pop(sequence, None)
         self._prompts.pop(sequence, None)
 
-    def _sample(self, sequence: Sequence, logits: F32) -> Sampled:
-        if sequence not in self._samplers:
-            self._samplers[sequence] = SequenceSampler(
-                sequence.params,
-                sequence.request.prompt_token_ids,
-                vocab_size=self._vocab_size,
-                eos_token_ids=self._eos,
-                index=sequence.index,
-                seed=sequence.params.seed or 0,
-            )
-        return self._samplers[sequence].sample(logits)
+    def _sample(self, sequence: Sequence, logits: F32, position: int, best: int) -> Sampled:
+        sampler = self._samplers.get(sequence) or self._start(sequence)
+        if sampler.takes_best and logits.shape[1] == self._vocab_size:
+            # Without a view of the row: most steps need two numbers of it.
+            return sampler.sample_best(best, logits.item(position, best))
+        return sampler.sample(logits[position], best)
+
+    def _start(self, sequence: Sequence) -> SequenceSampler:
+        sampler = self._samplers[sequence] = SequenceSampler(
+            sequence.params,
+            sequence.request.prompt_token_ids,
+            vocab_size=self._vocab_size,
+            eos_token_ids=self._eos,
+            index=sequence.index,
+            seed=sequence.params.seed or 0,
+        )
+        return sampler
 
     def _collect(self, row: PlanRow, logits: F32) -> None:
         if row.start == 0:

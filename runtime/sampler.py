@@ -1,5 +1,6 @@
 """Choose the next token of one sequence from its logits, as its `SamplingParams` say."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -56,9 +57,12 @@ class SequenceSampler:
         # spawn_key keeps (seed, index) pairs apart; seeds are signed 64-bit, entropy is not.
         stream = np.random.SeedSequence(seed % 2**64, spawn_key=(index,))
         self._bits = np.random.PCG64(stream)
+        self.takes_best = params.greedy and params.logprobs is None and not _adjusts(params)
+        """Whether the argmax of the logits is all that it ever asks of them."""
 
-    def sample(self, logits: F32) -> Sampled:
+    def sample(self, logits: F32, best: int | None = None) -> Sampled:
         """Choose a token from `logits` [vocab] float32, which is left as it is, and record it.
+        `best` is their argmax, where it is known already: rows of a batch are searched together.
 
         Sampling draws exactly one random number a token; greedy choice draws none. Raises
         StepError for logits that are NaN, +inf, all masked, or of another shape.
@@ -66,12 +70,21 @@ class SequenceSampler:
         if logits.shape != (self._vocab_size,):
             expected = f"the vocabulary has {self._vocab_size} tokens"
             raise StepError(f"the model gave logits of shape {logits.shape}; {expected}")
-        check_logits(logits)
-        token_id = self._choose(self.adjust(logits))
+        best = int(logits.argmax()) if best is None else best
+        _check_peak(float(logits[best]))
+        adjusted = self.adjust(logits)
+        token_id = self._choose(adjusted, best if adjusted is logits else int(adjusted.argmax()))
         num = self._params.logprobs
         logprobs = None if num is None else ops.top_logprobs(logits, token_id, num)
         self._record(token_id)
         return Sampled(token_id, logprobs)
+
+    def sample_best(self, best: int, peak: float) -> Sampled:
+        """What `sample` gives where `takes_best` holds, from the argmax of the logits and its logit
+        alone. Raises StepError as `sample` does."""
+        if not math.isfinite(peak):
+            raise _no_distribution(peak)
+        return Sampled(best, None)
 
     def adjust(self, logits: F32) -> F32:
         """Logits after bias, min_tokens mask and penalties: a copy, or `logits` itself when
@@ -88,9 +101,8 @@ class SequenceSampler:
             self._counts.apply(out, self._params)
         return out
 
-    def _choose(self, logits: F32) -> int:
-        best = int(logits.argmax())
-        if logits[best] == -np.inf:
+    def _choose(self, logits: F32, best: int) -> int:
+        if logits[best] == -math.inf:
             raise StepError("every token is masked: no token can be chosen")
         p = self._params
         if p.greedy:
@@ -161,21 +173,24 @@ def prompt_logprobs(
     if logits.ndim != 2 or logits.shape[0] != len(token_ids):
         raise StepError(f"prompt logits of shape {logits.shape} for {len(token_ids)} tokens")
     for row in logits:
-        check_logits(row)
+        _check_peak(float(row[row.argmax()]))
     pairs = zip(logits, token_ids, strict=True)
     return [ops.top_logprobs(row, token_id, num) for row, token_id in pairs]
 
 
-def check_logits(logits: F32) -> None:
-    """Raise StepError for logits that no distribution belongs to. -inf is a masked token."""
-    # argmax returns the first NaN where there is one.
-    peak = logits[logits.argmax()]
-    if np.isnan(peak):
-        raise StepError("the model gave NaN logits: the bundle or its backend is broken")
-    if np.isposinf(peak):
-        raise StepError("the model gave infinite logits: the bundle or its backend is broken")
-    if np.isneginf(peak):
-        raise StepError("the model masked every token (all logits are -inf)")
+def _check_peak(peak: float) -> None:
+    """Raise StepError when no distribution belongs to logits whose argmax is worth `peak`: argmax
+    finds the first NaN where there is one. -inf is a masked token."""
+    if not math.isfinite(peak):
+        raise _no_distribution(peak)
+
+
+def _no_distribution(peak: float) -> StepError:
+    if math.isnan(peak):
+        return StepError("the model gave NaN logits: the bundle or its backend is broken")
+    if peak > 0.0:
+        return StepError("the model gave infinite logits: the bundle or its backend is broken")
+    return StepError("the model masked every token (all logits are -inf)")
 
 
 def check_token_ids(param: str, token_ids: Iterable[int], vocab_size: int) -> None:
@@ -184,6 +199,10 @@ def check_token_ids(param: str, token_ids: Iterable[int], vocab_size: int) -> No
         if not 0 <= token_id < vocab_size:
             message = f"token id {token_id} is outside the vocabulary; allowed: 0 to"
             raise RequestError(param, f"{message} {vocab_size - 1}")
+
+
+def _adjusts(params: SamplingParams) -> bool:
+    return bool(params.logit_bias) or params.min_tokens > 0 or _has_penalties(params)
 
 
 def _has_penalties(params: SamplingParams) -> bool:

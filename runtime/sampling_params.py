@@ -57,6 +57,8 @@ class SamplingParams:
     stop_token_ids: further ids that end it. ignore_eos: the model's own end tokens do not.
     logprobs: how many alternatives per generated token; 0 is the chosen token only.
     prompt_logprobs: the same for prompt tokens.
+    speculation: guess tokens from the text so far and check several at once, which changes the
+        speed and not the tokens; None is as the engine was opened.
     skip_special_tokens: leave special tokens out of the text.
 
     Numbers may be numpy scalars; they are kept as int and float. Raises RequestError, a ValueError,
@@ -82,12 +84,16 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    speculation: bool | None = None
 
     def __post_init__(self) -> None:
         self._check_numbers()
         self._check_lengths()
         self._check_stops()
         self._check_bias()
+        if not isinstance(self.speculation, bool | None):
+            got = f"got {self.speculation!r}; allowed: True, False or None"
+            raise RequestError("speculation", got)
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 got = f"got {getattr(self, name)!r}; allowed: True or False"

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from trtllm_lite.runtime.config import EngineConfig
 from trtllm_lite.runtime.outputs import TokenEvent
 from trtllm_lite.runtime.placement import Placement
-from trtllm_lite.runtime.plan import Applied, Outcome, PlanRow, StepPlan
+from trtllm_lite.runtime.plan import Applied, Outcome, PlanRow, PromptLogprobs, StepPlan
 from trtllm_lite.runtime.request import FinishReason, Sequence, Status
+from trtllm_lite.runtime.sampler import Sampled
+from trtllm_lite.runtime.speculation import Speculator
 
 MIN_CHUNK = 16
 MAX_PROMPT_LOGPROBS_CHUNK = 64
@@ -20,7 +22,7 @@ class Scheduler:
 
     Every running sequence is older than every waiting one: admission is first come, first served,
     and what has to give way is the youngest, which goes back to the front of the queue. So the
-    oldest always proceeds, and none starves.
+    oldest always proceeds, and none starves. `speculator` None: every decode row is one token.
     """
 
     def __init__(
@@ -30,16 +32,20 @@ class Scheduler:
         *,
         eos_token_ids: tuple[int, ...],
         clock: Callable[[], float] = time.monotonic,
+        speculator: Speculator | None = None,
     ) -> None:
         self._config = config
         self._placement = placement
         self._kv = placement.kv
         self._eos = frozenset(eos_token_ids)
         self._clock = clock
+        self._speculator = speculator
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.finished: Counter[FinishReason] = Counter()
         self.num_preemptions = 0
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
 
     @property
     def kv_tokens(self) -> int:
@@ -55,19 +61,22 @@ class Scheduler:
 
         When decoding rows use up the budget, prefill still gets MIN_CHUNK tokens.
         """
+        drafts = self._drafts()
         room = self._config.max_num_batched_tokens - self._kv.num_decoding
+        room -= sum(map(len, drafts.values()))
         chunks = self._share(max(room, min(MIN_CHUNK, self._config.max_num_batched_tokens)))
-        decode = tuple(self._row(s, 1) for s in self._kv.decoding)
+        decode = tuple(self._row(s, 1, drafts.get(s, ())) for s in self._kv.decoding)
         prefill = tuple(self._row(s, n) for s, n in chunks.items())
         return StepPlan(self._placement.drain(), decode, prefill)
 
     def apply(self, plan: StepPlan, outcomes: Mapping[Sequence, Outcome]) -> Applied:
         """Advance the rows of the plan, end what is done, preempt what no longer fits."""
         events: list[TokenEvent] = []
-        for row in plan.rows:
+        rows = (*plan.decode, *plan.prefill)
+        for row in rows:
             events += self._advance(row, outcomes[row.sequence])
-        self._leave(r.sequence for r in plan.rows if r.sequence.status is Status.FINISHED)
-        for row in plan.rows:
+        self._leave([r.sequence for r in rows if r.sequence.status is Status.FINISHED])
+        for row in rows:
             if row.sequence.status is Status.RUNNING:
                 self._placement.settle(row.sequence, sampled=row.samples)
         while self.kv_tokens > self._config.max_kv_tokens:
@@ -137,27 +146,43 @@ class Scheduler:
         self._placement.admit(sequence, reuse=not _wants_all_logits(sequence))
         return sequence
 
-    def _row(self, sequence: Sequence, num_tokens: int) -> PlanRow:
+    def _drafts(self) -> Mapping[Sequence, tuple[int, ...]]:
+        return {} if self._speculator is None else self._speculator.drafts(self._kv.decoding)
+
+    def _row(self, sequence: Sequence, num_tokens: int, draft: tuple[int, ...] = ()) -> PlanRow:
         return PlanRow(
             sequence=sequence,
             slot=self._kv.slot_of(sequence),
             start=sequence.num_computed_tokens,
-            num_tokens=num_tokens,
-            context_len=len(sequence.token_ids),
+            num_tokens=num_tokens + len(draft),
+            context_len=len(sequence.token_ids) + len(draft),
             all_logits=_wants_all_logits(sequence),
+            draft=draft,
         )
 
     def _advance(self, row: PlanRow, outcome: Outcome) -> list[TokenEvent]:
-        sequence = row.sequence
+        sequence, events = row.sequence, list[TokenEvent]()
+        accepted = max(len(outcome.sampled) - 1, 0)
+        # What was computed behind a rejected token is not part of the sequence.
+        sequence.num_computed_tokens += row.num_tokens - len(row.draft) + accepted
+        if row.draft:
+            self._learn(row, accepted)
+        for sampled in outcome.sampled:
+            sequence.token_ids.append(sampled.token_id)
+            self._end_if_done(sequence)
+            events.append(_event(sequence, sampled, None if events else outcome.prompt_logprobs))
         if outcome.error is not None:
             self._end(sequence, "error", error=outcome.error)
-            return [_event(sequence)]
-        sequence.num_computed_tokens += row.num_tokens
-        if outcome.sampled is None:
-            return []
-        sequence.token_ids.append(outcome.sampled.token_id)
-        self._end_if_done(sequence)
-        return [_event(sequence, outcome)]
+            events.append(_event(sequence))
+        return events
+
+    def _learn(self, row: PlanRow, accepted: int) -> None:
+        row.sequence.num_draft_tokens += len(row.draft)
+        row.sequence.num_accepted_tokens += accepted
+        self.num_draft_tokens += len(row.draft)
+        self.num_accepted_tokens += accepted
+        if self._speculator is not None:
+            self._speculator.learn(row.sequence, len(row.draft), accepted)
 
     def _end_if_done(self, sequence: Sequence) -> None:
         token, params = sequence.token_ids[-1], sequence.params
@@ -180,6 +205,8 @@ class Scheduler:
         sequence.stop_reason = stop_reason
         sequence.error = error
         self.finished[reason] += 1
+        if self._speculator is not None:
+            self._speculator.forget(sequence)
 
     def _leave(self, ended: Iterable[Sequence]) -> None:
         """Take ended sequences out of the books: highest slot first, so that no row is moved
@@ -216,8 +243,11 @@ def _wants_all_logits(sequence: Sequence) -> bool:
     return wanted and not sequence.num_generated_tokens
 
 
-def _event(sequence: Sequence, outcome: Outcome | None = None) -> TokenEvent:
-    sampled = outcome.sampled if outcome is not None else None
+def _event(
+    sequence: Sequence,
+    sampled: Sampled | None = None,
+    prompt_logprobs: PromptLogprobs | None = None,
+) -> TokenEvent:
     return TokenEvent(
         request_id=sequence.request.id,
         index=sequence.index,
@@ -226,7 +256,9 @@ def _event(sequence: Sequence, outcome: Outcome | None = None) -> TokenEvent:
         stop_reason=sequence.stop_reason,
         error=sequence.error,
         logprobs=sampled.logprobs if sampled is not None else None,
-        prompt_logprobs=outcome.prompt_logprobs if outcome is not None else None,
+        prompt_logprobs=prompt_logprobs,
         cached_tokens=sequence.num_cached_tokens,
+        draft_tokens=sequence.num_draft_tokens,
+        accepted_tokens=sequence.num_accepted_tokens,
         first_scheduled_time=sequence.first_scheduled_time,
     )

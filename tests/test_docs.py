@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_lite.exporter.certificate import Certificate, Gate, PromptParity
+from trtllm_lite.exporter.certificate import Certificate, Gate, PromptParity, QualityRecord
 from trtllm_lite.exporter.checks import Findings
-from trtllm_lite.exporter.verify import _gates
+from trtllm_lite.exporter.gates import exact_gates, quantized_gates
+from trtllm_lite.exporter.quality.measure import Quality
+from trtllm_lite.exporter.quality.phases import PhaseQuality
+from trtllm_lite.exporter.quantize.formats import FORMATS
+from trtllm_lite.runtime.manifest import Quantization
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -102,7 +106,7 @@ def test_the_bundle_page_names_every_field_of_the_certificate() -> None:
     page = (ROOT / "docs" / "bundle.md").read_text()
     _, _, section = page.partition("## The certificate")
     section, _, _ = section.partition("\n## ")
-    for kind in (Certificate, Gate, PromptParity):
+    for kind in (Certificate, Gate, PromptParity, QualityRecord):
         missing = [f.name for f in fields(kind) if f"`{f.name}`" not in section]
         assert [name for name in missing if f"`{name}[i]`" not in section] == []
 
@@ -112,4 +116,16 @@ def test_the_bundle_page_names_every_gate() -> None:
     distances = {"logits": 0.0}
     findings = Findings([parity], logit_scale=1.0, agreed=1, compared=1, distances=distances)
     page = (ROOT / "docs" / "bundle.md").read_text()
-    assert all(f"`{gate.name}`" in page for gate in _gates(findings))
+    same = Quality(ppl=1.0, ref_ppl=1.0, kl=0.0, top1=1.0, num_tokens=1)
+    quality = PhaseQuality(same, same)
+    gates = list(exact_gates(findings))
+    for name in FORMATS:
+        gates += quantized_gates(findings, quality, Quantization(name, name))
+    assert [gate.name for gate in gates if f"`{gate.name}`" not in page] == []
+
+
+def test_the_bundle_page_names_every_weight_format_and_its_tensors() -> None:
+    page = (ROOT / "docs" / "bundle.md").read_text()
+    for name, kind in FORMATS.items():
+        assert f"`{name}`" in page
+        assert [part.suffix for part in kind.parts if f"`.{part.suffix}`" not in page] == []

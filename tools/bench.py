@@ -14,6 +14,7 @@ from trtllm_lite.tools.options import (
     bundle_argument,
     json_option,
     open_llm,
+    speculation_options,
     speed_options,
 )
 from trtllm_lite.tools.progress import progress_shown
@@ -38,6 +39,8 @@ EXAMPLES = (
 @option("Grid", "--warmup", type=Count(0), default=1, help="Runs of each point before that.")
 @option("Grid", "--seed", type=Count(0), default=0, help="Of the random prompts.")
 @speed_options
+@speculation_options
+@option("Output", "--breakdown", is_flag=True, help="Also where the time of a step goes.")
 @option("Output", "--output", "-o", type=click.Path(dir_okay=False), help="JSON file to write.")
 @json_option
 @click.pass_context
@@ -48,8 +51,10 @@ def bench(
 
     Prompts are random tokens, end tokens are ignored, prefix caching is off, and all requests of a
     run arrive together. Repeats go round the whole grid. The limit is weight bytes over the read
-    bandwidth of this machine, measured at the start: no lone request decodes faster.
+    bandwidth of this machine, measured at the start: no lone request decodes faster. Speculation is
+    off unless asked for: answers to random prompts repeat themselves more than text does.
     """
+    from trtllm_lite.tools.bench_breakdown import breakdown_tables
     from trtllm_lite.tools.bench_report import result_table, summary
     from trtllm_lite.tools.bench_run import BenchOptions
 
@@ -62,6 +67,7 @@ def bench(
         repeats=values.pop("repeats"),
         warmup=values.pop("warmup"),
         seed=values.pop("seed"),
+        breakdown=values.pop("breakdown"),
     )
     console = console_of(ctx)
     with progress_shown(console.settings) as progress:
@@ -75,6 +81,8 @@ def bench(
     for line in summary(document):
         console.out(line)
     console.table(result_table(document))
+    for table in breakdown_tables(document) if options.breakdown else ():
+        console.table(table)
 
 
 def _measure(
@@ -89,16 +97,19 @@ def _measure(
     progress.step("open the bundle")
     opened = open_bundle(Path(bundle), check_hashes=values.pop("hash_check"))
     options.check(opened.manifest.limits.max_model_len)
-    threads = values["threads"] = values["threads"] or physical_cores()
+    threads = values["threads"] or physical_cores()
+    values["speculation"] = values["speculation"] or "off"
     progress.step("measure read bandwidth")
     sizes = {entry.path: entry.size for entry in opened.manifest.files}
     rate = read_bandwidth(threads, available_memory())
     limit = Limit(sizes[opened.manifest.weights], rate)
-    engine: dict[str, Any] = {"threads": threads, "spin": values["spin"]}
+    engine: dict[str, Any] = {"threads": threads}
     progress.step("load")
     slots = max(options.concurrencies)
     fixed = {"max_num_seqs": slots, "enable_prefix_caching": False, "check_hashes": False}
     with open_llm(bundle, values, **fixed) as llm:
         engine.update(asdict(llm.config))
+        if llm.tuning is not None:
+            engine |= asdict(llm.tuning.setting) | {"tuning": llm.tuning.origin}
         samples = run_bench(llm, opened.manifest.model.vocab_size, options, progress)
     return report(opened, options, engine, limit, samples)

@@ -4,16 +4,16 @@ import hashlib
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from trtllm_lite import __version__
 from trtllm_lite.runtime.host import physical_cores
 from trtllm_lite.runtime.manifest import MANIFEST_NAME
+from trtllm_lite.tools.bench_breakdown import breakdown, spread
 from trtllm_lite.tools.bench_run import BenchOptions, Point, Sample
 from trtllm_lite.tools.console import Table, format_bytes
 
@@ -55,7 +55,10 @@ def report(
         "bundle": _bundle(bundle),
         "options": {**asdict(options), **engine},
         "limit": {**asdict(limit), "tpot": limit.tpot},
-        "results": [_result(point, runs, limit) for point, runs in samples.items()],
+        "results": [
+            _result(point, runs, limit) | _breakdown(options, runs)
+            for point, runs in samples.items()
+        ],
     }
 
 
@@ -69,15 +72,15 @@ def _result(point: Point, runs: list[Sample], limit: Limit) -> dict[str, Any]:
         "tokens_per_second": spread(run.throughput for run in runs),
         "predicted_tpot": limit.tpot,
         "fraction_of_limit": share,
+        "draft_tokens": sum(run.draft_tokens for run in runs),
+        "accepted_tokens": sum(run.accepted_tokens for run in runs),
     }
 
 
-def spread(values: Iterable[float]) -> dict[str, float] | None:
-    """Median, least and greatest; None of nothing."""
-    known = sorted(values)
-    if not known:
-        return None
-    return {"median": median(known), "min": known[0], "max": known[-1], "count": len(known)}
+def _breakdown(options: BenchOptions, runs: list[Sample]) -> dict[str, Any]:
+    if not options.breakdown:
+        return {}
+    return {"breakdown": breakdown(step for run in runs for step in run.steps)}
 
 
 def machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
@@ -174,7 +177,9 @@ def summary(document: Mapping[str, Any]) -> list[str]:
         return [*lines, f"Limit: not known, too little free memory to measure ({weights} weights)"]
     rate = f"{limit['bytes_per_second'] / 1e9:.1f} GB/s"
     predicted = f"{limit['tpot'] * 1e3:.2f} ms a token"
-    return [
-        *lines,
-        f"Limit: {predicted} for a lone request ({weights} of weights at {rate})",
-    ]
+    lines.append(f"Limit: {predicted} for a lone request ({weights} of weights at {rate})")
+    drafted, accepted = (
+        sum(result[name] for result in document["results"])
+        for name in ("draft_tokens", "accepted_tokens")
+    )
+    return [*lines, f"Speculation: {accepted} of {drafted} guesses right"] if drafted else lines

@@ -10,6 +10,7 @@ import numpy as np
 from trtllm_lite.runtime.errors import StepError, UsageError
 from trtllm_lite.runtime.progress import Progress
 from trtllm_lite.runtime.sampling_params import SamplingParams
+from trtllm_lite.runtime.step_timer import NullTimer, StepRecorder, StepTimer, StepTimes
 from trtllm_lite.tools.metrics import new_tokens, span
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ WARM_UP = -1
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """The grid, and how often each point of it runs."""
+    """The grid, how often each point of it runs, and whether steps are taken apart."""
 
     input_lens: tuple[int, ...]
     output_lens: tuple[int, ...]
@@ -28,6 +29,7 @@ class BenchOptions:
     repeats: int = 3
     warmup: int = 1
     seed: int = 0
+    breakdown: bool = False
 
     def check(self, max_model_len: int) -> None:
         """Raises UsageError when the longest request does not fit."""
@@ -48,12 +50,17 @@ class Point:
 
 @dataclass(frozen=True)
 class Sample:
-    """One run of one point, in seconds: ttft and tpot per request, and the whole."""
+    """One run of one point, in seconds: ttft and tpot per request, the whole, and the parts of
+    each step where they were asked for. Of the tokens that speculation guessed, those that were
+    right are `accepted_tokens`."""
 
     ttft: tuple[float, ...]
     tpot: tuple[float, ...]
     seconds: float
     output_tokens: int
+    steps: tuple[StepTimes, ...] = ()
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def throughput(self) -> float:
@@ -71,6 +78,8 @@ class Generator(Protocol):
         *,
         prompt_token_ids: list[list[int]],
     ) -> list["RequestOutput"]: ...
+
+    def time_steps(self, timer: StepTimer) -> None: ...
 
 
 def grid(options: BenchOptions) -> list[Point]:
@@ -101,7 +110,8 @@ def run_bench(
             progress.step(name)
             step = name
         progress.advance(done, len(runs), "runs")
-        sample = _run(llm, point, prompts(point, vocab_size, (options.seed, done)))
+        token_ids = prompts(point, vocab_size, (options.seed, done))
+        sample = _run(llm, point, token_ids, breakdown=options.breakdown)
         if repeat != WARM_UP:
             samples[point].append(sample)
     return samples
@@ -114,9 +124,15 @@ def prompts(point: Point, vocab_size: int, seed: Sequence[int]) -> list[list[int
     return made
 
 
-def _run(llm: Generator, point: Point, token_ids: list[list[int]]) -> Sample:
+def _run(llm: Generator, point: Point, token_ids: list[list[int]], *, breakdown: bool) -> Sample:
     params = SamplingParams(temperature=0.0, max_tokens=point.output_len, ignore_eos=True)
+    recorder = StepRecorder()
+    if breakdown:
+        llm.time_steps(recorder)
     results = llm.generate(params=params, prompt_token_ids=token_ids)
+    if breakdown:
+        # The last result comes before its step is over; this returns after it.
+        llm.time_steps(NullTimer())
     for result in results:
         if result.outputs[0].error:
             raise StepError(f"a measured request failed: {result.outputs[0].error}")
@@ -126,4 +142,7 @@ def _run(llm: Generator, point: Point, token_ids: list[list[int]]) -> Sample:
         tpot=tuple(m.tpot for m in metrics if m.tpot is not None),
         seconds=span(results),
         output_tokens=sum(map(new_tokens, results)),
+        draft_tokens=sum(m.num_draft_tokens for m in metrics),
+        accepted_tokens=sum(m.num_accepted_tokens for m in metrics),
+        steps=tuple(recorder.steps),
     )

@@ -15,6 +15,7 @@ from trtllm_lite.tools.options import (
     length_option,
     open_llm,
     prefix_option,
+    speculation_options,
     speed_options,
 )
 from trtllm_lite.tools.sampling_options import choice_options, sampling_params
@@ -39,6 +40,7 @@ EXAMPLES = (
 @length_option
 @speed_options
 @prefix_option
+@speculation_options
 @click.pass_context
 def chat(ctx: click.Context, /, bundle: str, system: str | None, **values: Any) -> None:
     """Chat with a bundle.

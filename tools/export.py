@@ -20,6 +20,7 @@ from trtllm_lite.tools.progress import progress_shown
 EXAMPLES = (
     "trtllm-lite export HuggingFaceTB/SmolLM2-135M-Instruct -o smollm2",
     "trtllm-lite export ./my-checkpoint -o my-bundle --max-model-len 4K",
+    "trtllm-lite export ./my-checkpoint -o my-bundle --quantize int8",
     "trtllm-lite export model.Q4_1.gguf -o bundle --json > report.json",
     "trtllm-lite export ./llama-8b -o bundle --dry-run        # graphs and sizes, no weights",
 )
@@ -30,6 +31,18 @@ EXAMPLES = (
 @option("Export", "--output", "-o", required=True, type=click.Path(), help="Bundle folder to make.")
 @option("Export", "--target", default="cpu", help="What the graphs are lowered for.")
 @option("Export", "--dtype", default="float32", help="float32, float16 or bfloat16 weights.")
+@option(
+    "Export",
+    "--quantize",
+    default="none",
+    help="Weights: none, int8, int4, or auto: int8 if its certificate passes, else none.",
+)
+@option(
+    "Export",
+    "--prefill-format",
+    help="w8a8: twice as fast on prompts, a second copy of the weights. same: one copy, the decode "
+    "format. Default: w8a8 with int8, same with int4.",
+)
 @option(
     "Export",
     "--max-model-len",

@@ -15,6 +15,8 @@ def show_report(console: Console, options: "ExportOptions", report: "ExportRepor
     """Tables of the report, then the next commands."""
     if report.manifest.files:
         console.table(_files(report))
+    if report.quantize != "none":
+        console.table(_formats(report))
     console.table(_steps(report))
     if report.parity is not None:
         console.table(gate_table(report.parity))
@@ -29,6 +31,15 @@ def _files(report: "ExportReport") -> Table:
     return Table("Files", ("file", "size"), tuple(rows), frozenset({1}))
 
 
+def _formats(report: "ExportReport") -> Table:
+    rows = tuple(
+        (f.format, str(f.weights), format_bytes(f.nbytes), f"{f.bytes_per_weight:.3f}")
+        for f in report.formats
+    )
+    columns = ("format", "weights", "size", "bytes a weight")
+    return Table("Weight formats", columns, rows, frozenset({1, 2, 3}))
+
+
 def _steps(report: "ExportReport") -> Table:
     rows = [(name, format_seconds(seconds)) for name, seconds in report.seconds.items()]
     rows.append(("total", format_seconds(sum(report.seconds.values()))))
@@ -40,10 +51,16 @@ def _sizes(report: "ExportReport") -> list[str]:
     token = manifest.kv.bytes_per_token
     cache = f"{format_bytes(token)} a token, {format_bytes(token * length)} for {length} tokens"
     return [
-        f"Weights: {format_bytes(report.weight_bytes)} ({manifest.dtype})",
+        f"Weights: {format_bytes(report.weight_bytes)} ({_quantized(report)})",
         f"KV cache: {cache}",
         f"Peak memory: {format_bytes(report.peak_rss_bytes)}",
     ]
+
+
+def _quantized(report: "ExportReport") -> str:
+    """What the weights are, and why where the options left it open."""
+    made = report.quantize if report.quantize != "none" else report.manifest.dtype
+    return f"{made}, because {printable(report.why)}" if report.why else made
 
 
 def _closing(options: "ExportOptions", report: "ExportReport") -> list[str]:

@@ -20,6 +20,8 @@ from trtllm_lite.tools.options import (
     open_llm,
     prefix_option,
     seqs_option,
+    show_tuning,
+    speculation_options,
     speed_options,
 )
 from trtllm_lite.tools.sampling_options import choice_options, result_options, sampling_params
@@ -55,6 +57,7 @@ EXAMPLES = (
 @length_option
 @speed_options
 @prefix_option
+@speculation_options
 @option(
     "Output",
     "--stream/--no-stream",
@@ -85,6 +88,7 @@ def generate(
     if stream and not single:
         raise click.UsageError("--stream shows one prompt with --n 1; leave it out")
     with open_llm(bundle, values) as llm:
+        show_tuning(console, llm)
         inputs: list[Any] = [_messages(text, system) if chat else text for text in texts]
         if values["max_tokens"] is None:
             values["max_tokens"] = _default_max_tokens(llm, inputs)

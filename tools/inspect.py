@@ -42,9 +42,18 @@ def inspect(ctx: click.Context, /, bundle: str, kv: bool, hash_check: bool, json
     certificate = _certificate(opened)
     console = console_of(ctx)
     if json:
-        console.json(_document(opened, weights, certificate))
+        console.json(_document(opened, weights, certificate) | {"host": _host(opened)})
     else:
         _show(console, opened, weights, certificate, every_layer=kv)
+
+
+def _host(bundle: "Bundle") -> dict[str, Any]:
+    """What this machine keeps of the bundle: prepared files, measured settings."""
+    from trtllm_lite.runtime.host_cache import host_cache
+
+    cache = host_cache(bundle.folder)
+    prepared = [asdict(e) | {"folder": str(e.folder)} for e in cache.entries()]
+    return {"prepared": prepared, "tuning": cache.recall("tuning")}
 
 
 def _weights(bundle: "Bundle") -> list["WeightGroup"]:
@@ -115,6 +124,7 @@ def _show(
         console.table(tables.kv_layers(manifest))
     console.table(tables.weight_table(weights))
     console.table(tables.files(manifest))
+    console.table(tables.host(_host(bundle)))
     if certificate is None:
         console.out("Certificate: none; make one with `trtllm-lite verify`.")
     else:

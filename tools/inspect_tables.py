@@ -1,10 +1,11 @@
 """The tables of `inspect`: pure functions from a manifest to text cells."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from trtllm_lite.runtime.manifest import DTYPE_BYTES, GraphSpec, Manifest, TensorSpec
+from trtllm_lite.runtime.manifest import DTYPE_BYTES, GraphSpec, Manifest, Quantization, TensorSpec
 from trtllm_lite.tools.console import Table, format_bytes, format_count, printable
 
 if TYPE_CHECKING:
@@ -25,13 +26,21 @@ def facts(bundle: "Bundle") -> Table:
         ("tokens", f"bos {model.bos_token_id}, eos {ends}, pad {model.pad_token_id}"),
         ("source", ", ".join(part for part in from_parts if part)),
         ("target", f"{m.target}, {m.dtype} weights"),
-        ("quantization", f"prefill {m.quantization.prefill}, decode {m.quantization.decode}"),
+        ("quantization", quantization_text(m.quantization)),
         ("limits", f"{m.limits.max_num_seqs} sequences of {m.limits.max_model_len} tokens"),
         ("format", f"{m.format} {m.format_version}"),
         ("made with", ", ".join(f"{name} {v}" for name, v in sorted(m.producer.items()))),
     ]
     cells = tuple((name, printable(text)) for name, text in rows)
     return Table(f"Bundle {printable(str(bundle.folder))}", ("what", "value"), cells)
+
+
+def quantization_text(q: Quantization) -> str:
+    """The weight formats, and how many weights have another one."""
+    parts = ("prefill", "decode", "embedding", "lm_head")
+    text = ", ".join(f"{part} {getattr(q, part)}" for part in parts)
+    kinds = Counter(q.overrides.values())
+    return text + "".join(f", {n} weights {kind}" for kind, n in sorted(kinds.items()))
 
 
 def graph_io(graph: GraphSpec, *, every_layer: bool) -> Table:
@@ -112,6 +121,19 @@ def weight_table(groups: Sequence["WeightGroup"]) -> Table:
     )
     columns = ("dtype", "tensors", "elements", "size", "share")
     return Table("Weights", columns, rows, frozenset({1, 2, 3, 4}))
+
+
+def host(document: Mapping[str, Any]) -> Table:
+    """What this machine keeps of the bundle."""
+    rows = [
+        (printable(e["preparer"]), f"{format_bytes(e['size'])} in {printable(e['folder'])}")
+        for e in document["prepared"]
+    ]
+    tuning = document["tuning"]
+    if tuning is not None:
+        rows.append(("settings", printable(", ".join(f"{k} {v}" for k, v in tuning.items()))))
+    nothing = ("nothing yet", "made when a model is opened here for the first time")
+    return Table("This machine", ("what", "value"), tuple(rows or [nothing]))
 
 
 def files(manifest: Manifest) -> Table:

@@ -18,7 +18,8 @@ def request_line(result: "RequestOutput") -> str:
         parts += [f"TPOT {format_seconds(metrics.tpot)}", f"{1 / metrics.tpot:.1f} tokens/s"]
     cached = f", {result.cached_tokens} cached" if result.cached_tokens else ""
     prompt = f"{len(result.prompt_token_ids)} prompt tokens{cached}"
-    return f"{', '.join(parts)} ({prompt}; {new_tokens(result)} new{_ending(result)})"
+    new = f"{new_tokens(result)} new{_drafted([result])}{_ending(result)}"
+    return f"{', '.join(parts)} ({prompt}; {new})"
 
 
 def total_line(results: Sequence["RequestOutput"]) -> str:
@@ -29,7 +30,8 @@ def total_line(results: Sequence["RequestOutput"]) -> str:
     tpot = median([r.metrics.tpot for r in results if r.metrics.tpot is not None] or [0.0])
     rate = f", {tokens / seconds:.1f} tokens/s" if seconds > 0 else ""
     medians = f"median TTFT {format_seconds(ttft)}, TPOT {format_seconds(tpot)}"
-    return f"{len(results)} requests, {tokens} tokens in {format_seconds(seconds)}{rate}; {medians}"
+    done = f"{tokens} tokens{_drafted(results)} in {format_seconds(seconds)}{rate}"
+    return f"{len(results)} requests, {done}; {medians}"
 
 
 def new_tokens(result: "RequestOutput") -> int:
@@ -41,6 +43,13 @@ def span(results: Sequence["RequestOutput"]) -> float:
     """Seconds from the first arrival to the last end."""
     start = min(r.metrics.arrival_time for r in results)
     return max(r.metrics.finished_time or start for r in results) - start
+
+
+def _drafted(results: Sequence["RequestOutput"]) -> str:
+    """Of the new tokens, those that speculation had guessed."""
+    drafted = sum(r.metrics.num_draft_tokens for r in results)
+    accepted = sum(r.metrics.num_accepted_tokens for r in results)
+    return f", {accepted} of {drafted} guesses right" if drafted else ""
 
 
 def _ending(result: "RequestOutput") -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from trtllm_lite.tools.command import argument, option
+from trtllm_lite.tools.console import Console
 
 # As in vLLM's `human_readable_int`: small letters are powers of 1000, capitals powers of 1024.
 SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
@@ -143,7 +144,8 @@ hash_option = option(
     "Bundle",
     "--hash-check/--no-hash-check",
     default=True,
-    help="Compare the sha256 of every file with the manifest (sizes always are).",
+    help="Compare the sha256 of every file with the manifest (sizes always are). To run a model, "
+    "files that the host cache knows to be unchanged are not read again.",
 )
 
 speed_options = stacked(
@@ -153,8 +155,32 @@ speed_options = stacked(
         type=Count(),
         help="Most tokens computed in one step.",
     ),
-    option("Engine", "--threads", type=Count(), help="Threads in an operator. Default: all cores."),
-    option("Engine", "--spin", is_flag=True, help="Threads wait by spinning: for idle machines."),
+    option("Engine", "--threads", type=Count(), help="Threads in an operator. Default: measured."),
+    option(
+        "Engine",
+        "--kernels",
+        type=click.Choice(["auto", "native", "onnxruntime"]),
+        default="auto",
+        help="Operators of a quantized bundle. Auto: ours where the processor has AVX-512 VNNI.",
+    ),
+    option(
+        "Engine",
+        "--spin/--no-spin",
+        default=None,
+        help="Threads wait between two steps at full speed. Default: measured.",
+    ),
+    option(
+        "Engine",
+        "--huge-pages/--no-huge-pages",
+        default=None,
+        help="A private copy of the weights in huge pages. Default: measured.",
+    ),
+    option(
+        "Engine",
+        "--host-cache/--no-host-cache",
+        default=True,
+        help="Keep what is made once per machine: packed weights, measured settings, hashed files.",
+    ),
     hash_option,
 )
 
@@ -174,6 +200,17 @@ prefix_option = option(
 )
 
 
+speculation_options = stacked(
+    option(
+        "Engine",
+        "--speculation",
+        type=click.Choice(["ngram", "off"]),
+        help="Guess tokens from the text so far and check them at once. Default: where exact.",
+    ),
+    option("Engine", "--max-draft-tokens", type=Count(), help="Most tokens guessed at once."),
+)
+
+
 def open_llm(bundle: str, values: dict[str, Any], **fixed: Any) -> "LLM":
     """An `LLM` with the engine options among `values`, which are taken out, and `fixed`."""
     from trtllm_lite.runtime.llm import LLM
@@ -183,12 +220,26 @@ def open_llm(bundle: str, values: dict[str, Any], **fixed: Any) -> "LLM":
     return LLM(Path(bundle), **{**options, **fixed})
 
 
+def show_tuning(console: Console, llm: "LLM") -> None:
+    """Say which settings this machine gets: once, when they were measured, or with --debug."""
+    from trtllm_lite.runtime.host_tuning import in_words
+
+    tuning = llm.tuning
+    if tuning is not None and (tuning.origin == "measured" or console.settings.debug):
+        console.info(f"settings for this machine: {in_words(tuning)}", dim=True)
+
+
 _LLM_ARGUMENTS = (
     ("max_num_seqs", "max_num_seqs"),
     ("max_model_len", "max_model_len"),
     ("max_num_batched_tokens", "max_num_batched_tokens"),
     ("threads", "intra_op_num_threads"),
     ("spin", "spin"),
+    ("huge_pages", "huge_pages"),
+    ("host_cache", "host_cache"),
+    ("kernels", "kernels"),
     ("hash_check", "check_hashes"),
     ("prefix_caching", "enable_prefix_caching"),
+    ("speculation", "speculation"),
+    ("max_draft_tokens", "max_draft_tokens"),
 )

@@ -12,7 +12,8 @@ Pass = Callable[[Any], int]
 
 @dataclass(frozen=True)
 class Target:
-    """One target: its name, the opset it is traced with, its attention operator, and its passes.
+    """One target: its name, the opset it is traced with, its attention operator, and its passes,
+    in order, for sequences of at most so many tokens.
 
     A pass in `required` that finds nothing to change is an error: it has stopped matching.
     """
@@ -20,5 +21,5 @@ class Target:
     name: str
     opset: int
     emit: Emit
-    passes: tuple[tuple[str, Pass], ...]
+    passes: Callable[[int], tuple[tuple[str, Pass], ...]]
     required: frozenset[str] = frozenset()

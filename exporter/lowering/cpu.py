@@ -2,18 +2,33 @@
 
 Attention is com.microsoft GroupQueryAttention, which writes K and V in place when past and present
 are bound to one buffer, costs nothing for capacity that is not used, and with `query_seqlens`
-takes right-padded rows that continue from caches of different lengths. Rotary embedding stays
-outside, as the model's own code traced it.
+takes right-padded rows that continue from caches of different lengths. It is traced without its
+rotary embedding, as the model's own code rotates; `fold_rotary` moves it in where it can.
 Source: ONNX Runtime, docs/ContribOperators.md, com.microsoft.GroupQueryAttention.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 
 from trtllm_lite.exporter.graft import AttentionFacts, Lengths
-from trtllm_lite.exporter.lowering.base import Target
-from trtllm_lite.exporter.passes import fuse_linear, fuse_rms_norm
+from trtllm_lite.exporter.lowering.base import Pass, Target
+from trtllm_lite.exporter.passes import (
+    fold_rotary,
+    fuse_activation,
+    fuse_layer_norm,
+    fuse_linear,
+    fuse_rms_norm,
+    fuse_skip_norm,
+    hoist_tokens,
+    pack_attention,
+    pack_projections,
+    pick_tokens,
+    simplify_layouts,
+    split_slices,
+    widen_rows,
+)
 
 Tensor = torch.Tensor
 
@@ -36,12 +51,11 @@ def attention(
     batch, heads, seq, dim = q.shape
     packed_q = _packed(q)
     caches: list[Tensor | None] = [past_k, past_v, lengths.total - 1, lengths.longest]
-    inputs = [packed_q, _packed(k), _packed(v), *caches, *NO_ROTARY_OR_BIAS, sinks]
-    if lengths.query is not None:
-        inputs += [*NO_SCALES_OR_NORMS, lengths.query]
+    projected = (packed_q, _packed(k), _packed(v))
+    optional = (*NO_ROTARY_OR_BIAS, sinks, *NO_SCALES_OR_NORMS)
     out, present_k, present_v = torch.onnx.ops.symbolic_multi_out(
         "com.microsoft::GroupQueryAttention",
-        _trimmed(inputs),
+        [*projected, *caches, *optional, lengths.query],
         attrs=_attributes(facts),
         dtypes=(q.dtype, past_k.dtype, past_v.dtype),
         shapes=(packed_q.shape, past_k.shape, past_v.shape),
@@ -70,16 +84,36 @@ def _packed(x: Tensor) -> Tensor:
     return x.transpose(1, 2).reshape(batch, seq, heads * dim)
 
 
-def _trimmed(inputs: list[Tensor | None]) -> list[Tensor | None]:
-    while inputs[-1] is None:
-        inputs = inputs[:-1]
-    return inputs
+def passes(max_model_len: int) -> tuple[tuple[str, Pass], ...]:
+    """In this order: each finds what the ones before it have left.
+
+    Linear layers and norms become single nodes first. Layers that read one value are packed, and
+    rotary embedding goes into the attention; then nothing but layout stands between the packed
+    projection and the attention, which goes, and the attention reads the projection itself. What
+    is left is fused by twos: an addition with the norm after it, an activation. Last, all that
+    follows the last attention is computed for the wanted tokens only.
+    """
+    return (
+        ("fuse_linear", fuse_linear),
+        ("widen_rows", widen_rows),
+        ("fuse_rms_norm", fuse_rms_norm),
+        ("fuse_layer_norm", fuse_layer_norm),
+        ("pack_projections", pack_projections),
+        ("fold_rotary", partial(fold_rotary, length=max_model_len)),
+        ("split_slices", split_slices),
+        ("simplify_layouts", simplify_layouts),
+        ("pack_attention", pack_attention),
+        ("fuse_skip_norm", fuse_skip_norm),
+        ("fuse_activation", fuse_activation),
+        ("pick_tokens", pick_tokens),
+        ("hoist_tokens", hoist_tokens),
+    )
 
 
 TARGET = Target(
     name="cpu",
     opset=23,
     emit=attention,
-    passes=(("fuse_linear", fuse_linear), ("fuse_rms_norm", fuse_rms_norm)),
-    required=frozenset({"fuse_linear"}),
+    passes=passes,
+    required=frozenset({"simplify_layouts", "pick_tokens"}),
 )

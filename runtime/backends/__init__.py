@@ -1,6 +1,7 @@
 """Which backend runs which target; imported on first use."""
 
 from importlib import import_module
+from typing import Any
 
 from trtllm_lite.runtime.backends.base import Session, SessionOptions
 from trtllm_lite.runtime.bundle import Bundle
@@ -11,9 +12,19 @@ BACKENDS = {"cpu": "trtllm_lite.runtime.backends.onnxruntime"}
 
 def open_session(bundle: Bundle, options: SessionOptions) -> Session:
     """Open the bundle with the backend of its target. Raises BundleError for an unknown target."""
+    session: Session = _backend(bundle).open_session(bundle, options)
+    return session
+
+
+def backend_version(bundle: Bundle) -> str:
+    """The version of what would run the bundle. Raises BundleError for an unknown target,
+    MissingExtraError."""
+    return f"{bundle.manifest.target} {_backend(bundle).version()}"
+
+
+def _backend(bundle: Bundle) -> Any:
     target = bundle.manifest.target
     if target not in BACKENDS:
         known = ", ".join(sorted(BACKENDS))
         raise BundleError("target", f"{target!r} has no backend here; known: {known}")
-    session: Session = import_module(BACKENDS[target]).open_session(bundle, options)
-    return session
+    return import_module(BACKENDS[target])

@@ -6,16 +6,25 @@ in `backends/__init__.py`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from trtllm_lite.runtime.bundle import Bundle
+from trtllm_lite.runtime.host_cache import HostCache
 from trtllm_lite.runtime.manifest import Phase
+from trtllm_lite.runtime.progress import NoProgress, Progress
 
 Array = npt.NDArray[Any]
+Spin = Literal["off", "brief", "long"]
+"""How threads wait for their next piece of work: asleep; at full speed between two operators; at
+full speed between two steps too."""
+
+
+KernelChoice = Literal["auto", "native", "onnxruntime"]
+"""Whose operators run a quantized bundle: ours where they can, ours or an error, ONNX Runtime's."""
 
 
 @dataclass(frozen=True)
@@ -24,23 +33,63 @@ class SessionOptions:
 
     `capacity` is the tokens a slot holds, padding of the last chunk included, so it is at least
     max_model_len + the largest chunk - 1. `intra_op_num_threads` None lets the backend choose.
-    `spin` lets its threads wait for work at full speed for as long as the backend likes.
+    `huge_pages` True keeps a private copy of the weights in huge pages, False never asks for any;
+    None asks for them only where the weights are private anyway. `host_cache` is where files that
+    are made once per machine lie; None makes none. `phases`: the graphs to open; a run of another
+    one fails. `kernels`: whose operators run; ours need a host cache.
     """
 
     num_slots: int
     capacity: int
     intra_op_num_threads: int | None = None
-    spin: bool = False
+    spin: Spin = "brief"
+    huge_pages: bool | None = None
+    host_cache: HostCache | None = None
+    phases: tuple[Phase, ...] = ("prefill", "decode")
+    kernels: KernelChoice = "auto"
+    progress: Progress = field(default_factory=NoProgress)
+
+
+@dataclass(frozen=True)
+class DecodeCost:
+    """How the time of a decode run grows with its tokens, those of all rows and padding together.
+
+    Reading the weights hides the arithmetic of the first `free` tokens; each further one adds
+    `per_token` of the time of a run of one token.
+    """
+
+    per_token: float = 0.2
+    free: float = 1.0
+
+    def of(self, tokens: int) -> float:
+        """The time of a run, in runs of one token."""
+        return max(1.0, 1.0 + self.per_token * (tokens - self.free))
 
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """What was opened: backend and device names, threads in use, bytes of KV per token."""
+    """What was opened: backend and device names, threads in use, bytes of KV per token.
+
+    `multi_token_decode`: whether decode batches may hold several tokens a row; `decode_cost`: what
+    those cost.
+    `shape_invariant`: a row's logits are the same, but for the rounding of float32, however many
+    rows and tokens are in the run.
+    `weights`: "mapped" from files that other sessions and processes share, or "private".
+    `huge_page_bytes`: private memory in huge pages. `kernels`: whose operators multiply by
+    quantized weights.
+    """
 
     backend: str
     device: str
     intra_op_num_threads: int
     kv_bytes_per_token: int
+    multi_token_decode: bool = False
+    decode_cost: DecodeCost = field(default_factory=DecodeCost)
+    shape_invariant: bool = False
+    spin: Spin = "brief"
+    weights: Literal["mapped", "private"] = "private"
+    huge_page_bytes: int = 0
+    kernels: Literal["native", "onnxruntime"] = "onnxruntime"
 
 
 @dataclass(frozen=True)
@@ -48,8 +97,8 @@ class Batch:
     """One run of one graph over the consecutive slots first_slot .. first_slot + rows - 1.
 
     token_ids [rows, seq] int64, right-padded; past_lens, query_lens, context_lens [rows] int32;
-    logits_indices [rows, num_logits] int64, positions inside the chunk. In decode seq == 1, every
-    query_len is 1 and logits_indices is zero.
+    logits_indices [rows, num_logits] int64, positions inside the chunk. Both phases are alike in
+    this; where a session has no `multi_token_decode`, decode has seq == 1 and num_logits == 1.
     """
 
     phase: Phase

@@ -12,7 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from trtllm_lite.runtime.backends.base import Batch, KVBlock, SessionInfo, SessionOptions
+from trtllm_lite.runtime.backends.base import (
+    Batch,
+    DecodeCost,
+    KVBlock,
+    SessionInfo,
+    SessionOptions,
+)
 from trtllm_lite.runtime.backends.contract import check_batch
 from trtllm_lite.runtime.bundle import Bundle
 from trtllm_lite.runtime.errors import StepError
@@ -60,10 +66,16 @@ class FakeSession:
     apply. Raises StepError for whatever breaks the contract of `backends/base.py`."""
 
     def __init__(
-        self, options: SessionOptions, *, vocab_size: int = 61, recompute_at: int | None = None
+        self,
+        options: SessionOptions,
+        *,
+        vocab_size: int = 61,
+        recompute_at: int | None = None,
+        multi_token_decode: bool = True,
     ) -> None:
         self.model = FakeModel(vocab_size, recompute_at)
         self._options = options
+        self._multi_token_decode = multi_token_decode
         shape = (options.num_slots, LAYERS, 2, HEADS, options.capacity, DIM)
         self._pool = np.full(shape, np.nan, np.float32)
         self._logits: F32 | None = None
@@ -72,7 +84,16 @@ class FakeSession:
 
     @property
     def info(self) -> SessionInfo:
-        return SessionInfo("fake", "cpu", 1, LAYERS * 2 * HEADS * DIM * 4)
+        size = LAYERS * 2 * HEADS * DIM * 4
+        return SessionInfo(
+            "fake",
+            "cpu",
+            1,
+            size,
+            self._multi_token_decode,
+            decode_cost=DecodeCost(0.1),
+            shape_invariant=True,
+        )
 
     def reference(self, token_ids: Sequence[int]) -> F32:
         """Logits [vocab] of the token after `token_ids`, computed from nothing else."""
@@ -89,7 +110,8 @@ class FakeSession:
         self._check_open()
         if self._faults:
             raise self._faults.pop()
-        check_batch(batch, self._options, self.model.vocab_size)
+        vocab, multi = self.model.vocab_size, self._multi_token_decode
+        check_batch(batch, self._options, vocab, multi_token_decode=multi)
         if self._logits is not None:
             self._logits.fill(np.nan)
         self._logits = np.stack([self._run_row(batch, row) for row in range(batch.rows)])
@@ -158,8 +180,11 @@ class FakeSession:
 
 
 def open_session(bundle: Bundle, options: SessionOptions) -> FakeSession:
-    """A fake session with the vocabulary and the rope regimes of a bundle."""
+    """A fake session with the vocabulary, the rope regimes and the decode form of a bundle."""
     facts = bundle.manifest
     return FakeSession(
-        options, vocab_size=facts.model.vocab_size, recompute_at=facts.kv.recompute_at
+        options,
+        vocab_size=facts.model.vocab_size,
+        recompute_at=facts.kv.recompute_at,
+        multi_token_decode=facts.graph("decode").is_multi_token,
     )

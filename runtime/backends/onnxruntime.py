@@ -1,40 +1,39 @@
 """The backend of the `cpu` target: opens a bundle's graphs with ONNX Runtime."""
 
 import re
-from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from trtllm_lite.runtime.backends.base import SessionInfo, SessionOptions
-from trtllm_lite.runtime.backends.graph_io import ActualTensor, check_actual, graph_io
+from trtllm_lite.runtime.backends.base import (
+    DecodeCost,
+    KernelChoice,
+    SessionInfo,
+    SessionOptions,
+)
 from trtllm_lite.runtime.backends.kv_pool import KVPool
-from trtllm_lite.runtime.backends.ort_session import LoadedGraph, OrtSession, one_line
+from trtllm_lite.runtime.backends.ort_graphs import SPIN_MICROSECONDS, open_graphs
+from trtllm_lite.runtime.backends.ort_session import OrtSession
 from trtllm_lite.runtime.bundle import Bundle
 from trtllm_lite.runtime.errors import BundleError, MissingExtraError, UsageError
 from trtllm_lite.runtime.host import physical_cores
-from trtllm_lite.runtime.manifest import Phase
+from trtllm_lite.runtime.manifest import Manifest
 
 OLDEST = (1, 32)
 """GroupQueryAttention takes `query_seqlens`, which ragged prefill needs, from this version on."""
 
-SPIN_BRIEFLY = "100"
-"""Microseconds: long enough to bridge two operators, short enough to leave an idle core idle."""
-SPIN_FOREVER = "10000000"
-
-_TYPES = {
-    "tensor(float)": "float32",
-    "tensor(float16)": "float16",
-    "tensor(bfloat16)": "bfloat16",
-    "tensor(int8)": "int8",
-    "tensor(int32)": "int32",
-    "tensor(int64)": "int64",
+DECODE_COSTS = {
+    "none": DecodeCost(0.08),
+    "int8_block32": DecodeCost(0.17),
+    "int8_block64": DecodeCost(0.17),
 }
-_PHASES: tuple[Phase, ...] = ("prefill", "decode")
+DEAREST_DECODE_COST = DecodeCost(0.27)
+NATIVE_DECODE_COST = DecodeCost(0.22, free=2.7)
+"""By the format of the decode graph's weights, from the processor time of runs of 1 to 17 tokens at
+a context of 200 (135M parameters, one thread, AVX-512 VNNI). The dearest is for 4-bit blocks."""
 
 
 def open_session(bundle: Bundle, options: SessionOptions) -> OrtSession:
-    """Load both graphs and map the KV pool.
+    """Load the graphs of the phases that are asked for and map the KV pool.
 
     Raises MissingExtraError without a recent enough onnxruntime, BundleError for a graph that
     cannot be loaded or does not match its table, UsageError for options that cannot be honoured.
@@ -42,10 +41,41 @@ def open_session(bundle: Bundle, options: SessionOptions) -> OrtSession:
     _check_options(bundle, options)
     ort = _import_onnxruntime()
     threads = options.intra_op_num_threads or physical_cores()
-    graphs = {phase: _open_graph(ort, bundle, phase, threads, options) for phase in _PHASES}
+    opened = open_graphs(ort, bundle, threads, options)
     pool = KVPool(bundle.manifest.kv, options.num_slots, options.capacity)
-    info = SessionInfo("onnxruntime", "cpu", threads, bundle.manifest.kv.bytes_per_token)
-    return OrtSession(ort, graphs, pool, options, info)
+    info = SessionInfo(
+        "onnxruntime",
+        "cpu",
+        threads,
+        bundle.manifest.kv.bytes_per_token,
+        multi_token_decode=bundle.manifest.graph("decode").is_multi_token,
+        decode_cost=_decode_cost(bundle.manifest, native=opened.native),
+        shape_invariant=opened.native or _is_float32(bundle.manifest),
+        spin=options.spin,
+        weights="mapped" if opened.mapped else "private",
+        huge_page_bytes=opened.huge_page_bytes,
+        kernels="native" if opened.native else "onnxruntime",
+    )
+    return OrtSession(ort, opened.graphs, pool, options, info)
+
+
+def _is_float32(manifest: Manifest) -> bool:
+    """Where activations are rounded to a coarser format, a difference in the last bit of float32
+    becomes one of that format, and kernels for one token add up in another order than for more."""
+    return (
+        manifest.dtype == manifest.kv.dtype == "float32" and manifest.quantization.decode == "none"
+    )
+
+
+def _decode_cost(manifest: Manifest, *, native: bool) -> DecodeCost:
+    if native:
+        return NATIVE_DECODE_COST
+    return DECODE_COSTS.get(manifest.quantization.decode, DEAREST_DECODE_COST)
+
+
+def version() -> str:
+    """Which version of ONNX Runtime would run a bundle. Raises MissingExtraError."""
+    return str(_import_onnxruntime().__version__)
 
 
 def _check_options(bundle: Bundle, options: SessionOptions) -> None:
@@ -55,6 +85,14 @@ def _check_options(bundle: Bundle, options: SessionOptions) -> None:
         value = getattr(options, name)
         if value is not None and (not isinstance(value, int) or value < 1):
             raise UsageError(f"{name}: got {value!r}; allowed: integers from 1")
+    if options.spin not in SPIN_MICROSECONDS:
+        allowed = ", ".join(SPIN_MICROSECONDS)
+        raise UsageError(f"spin: got {options.spin!r}; allowed: {allowed}")
+    if options.kernels not in get_args(KernelChoice):
+        allowed = ", ".join(get_args(KernelChoice))
+        raise UsageError(f"kernels: got {options.kernels!r}; allowed: {allowed}")
+    if "decode" not in options.phases:
+        raise UsageError(f"phases: got {options.phases}; 'decode' is always needed")
 
 
 def _import_onnxruntime() -> Any:
@@ -67,47 +105,3 @@ def _import_onnxruntime() -> Any:
         needed = ".".join(map(str, OLDEST))
         raise MissingExtraError(f"onnxruntime {needed} or newer (found {ort.__version__})", "cpu")
     return ort
-
-
-def _open_graph(
-    ort: Any, bundle: Bundle, phase: Phase, threads: int, options: SessionOptions
-) -> LoadedGraph:
-    io = graph_io(bundle.manifest, phase)
-    session = _load(
-        ort, bundle.graph_path(phase), io.field, _session_options(ort, threads, options)
-    )
-    spec = bundle.manifest.graph(phase)
-    check_actual(f"{io.field}.inputs", spec.inputs, _actual(session.get_inputs()))
-    check_actual(f"{io.field}.outputs", spec.outputs, _actual(session.get_outputs()))
-    for past in (*io.past_keys, *io.past_values):
-        if isinstance(past.shape[2], int) and past.shape[2] != options.capacity:
-            raise UsageError(
-                f"capacity: got {options.capacity}; the graph is fixed at {past.shape[2]} tokens"
-            )
-    return LoadedGraph(io, session)
-
-
-def _load(ort: Any, path: Path, field_name: str, session_options: Any) -> Any:
-    """From the path, not from bytes: the weights lie beside the graph."""
-    try:
-        return ort.InferenceSession(str(path), session_options, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        raise BundleError(f"{field_name}.file", f"cannot be loaded: {one_line(error)}") from error
-
-
-def _session_options(ort: Any, threads: int, options: SessionOptions) -> Any:
-    result = ort.SessionOptions()
-    result.intra_op_num_threads = threads
-    result.inter_op_num_threads = 1
-    result.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    result.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-    result.log_severity_level = 3
-    result.add_session_config_entry("session.intra_op.allow_spinning", "1")
-    result.add_session_config_entry(
-        "session.intra_op.spin_duration_us", SPIN_FOREVER if options.spin else SPIN_BRIEFLY
-    )
-    return result
-
-
-def _actual(tensors: Sequence[Any]) -> list[ActualTensor]:
-    return [ActualTensor(t.name, _TYPES.get(t.type, t.type), tuple(t.shape)) for t in tensors]

@@ -43,10 +43,12 @@ class LoadedGraph:
 @dataclass(eq=False)
 class _Binding:
     """An IO binding over fixed rows of the pool. `inputs` are the arrays that its small inputs
-    alias; `values` keeps every bound OrtValue, and with it the memory, alive."""
+    alias, `logits` is the one that its output goes to; `values` keeps every bound OrtValue, and
+    with it the memory, alive."""
 
     io_binding: Any
     inputs: dict[str, Array] = field(default_factory=dict)
+    logits: npt.NDArray[np.float32] | None = None
     values: dict[str, Any] = field(default_factory=dict)
 
 
@@ -83,12 +85,16 @@ class OrtSession:
         """Logits [rows, num_logits, vocab], a view of a buffer that the next `run` overwrites.
         Raises StepError for a batch outside the contract and for whatever ONNX Runtime raises."""
         self._check_open()
-        check_batch(batch, self._options, self._vocab_size)
-        graph = self._graphs[batch.phase]
+        multi = self._info.multi_token_decode
+        check_batch(batch, self._options, self._vocab_size, multi_token_decode=multi)
+        graph = self._graphs.get(batch.phase)
+        if graph is None:
+            raise StepError(f"the session was opened without the {batch.phase} graph")
         try:
             binding = self._binding(graph, batch.first_slot, batch.rows)
+            inputs = token_inputs(batch)
             for spec in graph.io.tokens:
-                self._feed(binding, spec, token_inputs(batch)[spec.role])
+                self._feed(binding, spec, inputs[spec.role])
             logits = self._bind_logits(binding, graph, batch)
             graph.session.run_with_iobinding(binding.io_binding)
         except Exception as error:
@@ -163,16 +169,19 @@ class OrtSession:
     def _bind_logits(
         self, binding: _Binding, graph: LoadedGraph, batch: Batch
     ) -> npt.NDArray[np.float32]:
-        """Bind the shared logits buffer. Bound anew for every run: an output bound to a device
-        instead would keep the shape of its first run."""
+        """The shared logits buffer, bound anew where its place or shape has changed. It is never
+        bound to a device instead: that would keep the shape of its first run."""
         shape = (batch.rows, batch.logits_indices.shape[1], self._vocab_size)
+        bound = binding.logits
+        if bound is not None and bound.shape == shape and bound.base is self._logits:
+            return bound
         size = shape[0] * shape[1] * shape[2]
         if self._logits.size < size:
             self._logits = np.empty(size, np.float32)
         logits = self._logits[:size].reshape(shape)
         name, value = graph.io.logits.name, self._ort_value(logits, "float32")
         binding.io_binding.bind_ortvalue_output(name, value)
-        binding.values[name] = value
+        binding.values[name], binding.logits = value, logits
         return logits
 
     def _ort_value(self, array: Array, dtype: str) -> Any:

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,11 @@ QUESTIONS = (
     "Name three colours.",
     "中国的首都是哪里?",
     "Write a haiku about the sea. 🙂",
+)
+COPIED = (
+    "The river rises in the eastern hills and flows west for two hundred miles.",
+    "In spring the snow melts and the water covers the low fields on both banks.",
+    "Farmers move their animals to higher ground and wait until the water has gone.",
 )
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 
@@ -83,6 +89,19 @@ def test_stream_equals_whole(llm: LLM) -> None:
         assert "".join(p.outputs[0].delta for p in pieces) == whole.text
         assert pieces[-1].finished
         assert pieces[-1].metrics.ttft is not None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_drafts_change_the_steps_and_not_the_tokens(llm: LLM, temperature: float) -> None:
+    """Speculation through the real graph, whose decode runs then have many shapes."""
+    assert llm.config.speculation == "ngram"
+    copy = conversation(f"Repeat this text word for word: {' '.join(COPIED)}")
+    params = SamplingParams(temperature=temperature, seed=3, max_tokens=64)
+    drafted = llm.chat(copy, params)[0]
+    plain = llm.chat(copy, replace(params, speculation=False))[0]
+    assert drafted.outputs[0].token_ids == plain.outputs[0].token_ids
+    assert plain.metrics.num_draft_tokens == 0
+    assert drafted.metrics.num_accepted_tokens >= 10
 
 
 def test_prefix_is_reused_and_changes_nothing(llm: LLM) -> None:

@@ -15,13 +15,15 @@ from hypothesis import strategies as st
 
 from trtllm_lite.exporter.external_data import (
     ALIGNMENT,
+    FLOAT_DTYPES,
     IR_DTYPES,
     NUMPY_DTYPES,
     bind,
-    iter_shapes,
     layout,
+    plain,
     write_weights,
 )
+from trtllm_lite.exporter.quantize.quantizer import RoundToNearest
 from trtllm_lite.exporter.weights import MappedSource
 from trtllm_lite.runtime.errors import UnsupportedError
 from trtllm_lite.runtime.progress import NoProgress
@@ -46,15 +48,18 @@ class Memory:
         return (flat[i : i + 3] for i in range(0, len(flat), 3))
 
 
-def values(shapes: dict[str, tuple[int, ...]]) -> dict[str, ir.Value]:
-    return {name: ir.Value(name=name, shape=ir.Shape(shape)) for name, shape in shapes.items()}
+def values(shapes: dict[str, tuple[int, ...]], dtype: str = "float32") -> dict[str, ir.Value]:
+    kind = ir.TensorType(IR_DTYPES[dtype])
+    return {n: ir.Value(name=n, shape=ir.Shape(s), type=kind) for n, s in shapes.items()}
 
 
 def written(folder: Path, arrays: Arrays, dtype: str) -> tuple[bytes, Any, Any]:
     """The file's bytes, its entry, and the places."""
-    places, size = layout(values({n: a.shape for n, a in arrays.items()}), dtype)
+    stored = plain(values({n: a.shape for n, a in arrays.items()}, dtype))
+    places, size = layout(stored)
     source = MappedSource(Memory(arrays), {n: n for n in arrays})
-    entry = write_weights(folder / "weights.bin", places, source, dtype, NoProgress())
+    path = folder / "weights.bin"
+    entry = write_weights(path, stored, source, RoundToNearest(), NoProgress())
     data = (folder / "weights.bin").read_bytes()
     assert len(data) == size
     return data, entry, places
@@ -66,10 +71,10 @@ def written(folder: Path, arrays: Arrays, dtype: str) -> tuple[bytes, Any, Any]:
         st.lists(st.integers(0, 70), max_size=3).map(tuple),
         max_size=6,
     ),
-    st.sampled_from(sorted(NUMPY_DTYPES)),
+    st.sampled_from(sorted(FLOAT_DTYPES)),
 )
 def test_layout(shapes: dict[str, tuple[int, ...]], dtype: str) -> None:
-    places, size = layout(values(shapes), dtype)
+    places, size = layout(plain(values(shapes, dtype)))
     assert list(places) == list(shapes)
     end = 0
     for name, shape in shapes.items():
@@ -82,11 +87,7 @@ def test_layout(shapes: dict[str, tuple[int, ...]], dtype: str) -> None:
     assert size == end
 
 
-def test_shapes_of_the_values() -> None:
-    assert dict(iter_shapes(values({"a": (2, 3), "b": ()}))) == {"a": (2, 3), "b": ()}
-
-
-@pytest.mark.parametrize("dtype", sorted(NUMPY_DTYPES))
+@pytest.mark.parametrize("dtype", sorted(FLOAT_DTYPES))
 def test_the_file_holds_every_tensor_in_its_place(tmp_path: Path, dtype: str) -> None:
     rng = np.random.default_rng(0)
     shapes = {"a": (3, 5), "one": (), "long": (2000,), "z": (4,)}
@@ -149,7 +150,7 @@ def test_values_that_do_not_fit(
     assert action in str(caught.value)
 
 
-@pytest.mark.parametrize("dtype", sorted(NUMPY_DTYPES))
+@pytest.mark.parametrize("dtype", sorted(FLOAT_DTYPES))
 def test_infinities_of_the_checkpoint_are_kept(tmp_path: Path, dtype: str) -> None:
     array = np.array([np.inf, -np.inf, 65504], np.float32)
     data, _, _ = written(tmp_path, {"a": array}, dtype)
@@ -165,9 +166,10 @@ def test_progress_counts_the_bytes(tmp_path: Path) -> None:
             seen.append((done, total, unit))
 
     arrays = {"a": np.ones(10, np.float32), "b": np.ones(5, np.float32)}
-    places, size = layout(values({n: a.shape for n, a in arrays.items()}), "float32")
+    stored = plain(values({n: a.shape for n, a in arrays.items()}))
     source = MappedSource(Memory(arrays), {n: n for n in arrays})
-    write_weights(tmp_path / "w", places, source, "float32", Recorder())
+    write_weights(tmp_path / "w", stored, source, RoundToNearest(), Recorder())
+    size = layout(stored)[1]
     assert seen == sorted(seen)
     assert seen[-1] == (size, size, "bytes")
 
@@ -182,8 +184,10 @@ def test_bind_points_at_the_places(tmp_path: Path) -> None:
     model.graph.initializers["w"] = weight
     model.graph.initializers["k"] = inside
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
-    _, _, places = written(tmp_path, {"first": np.ones(3, np.float32), "w": array}, "float32")
-    bind(model, places, "weights.bin", "float32")
+    arrays = {"first": np.ones(3, np.float32), "w": array}
+    written(tmp_path, arrays, "float32")
+    stored = plain(values({n: a.shape for n, a in arrays.items()}))
+    bind(model, stored, "weights.bin")
     bound = model.graph.initializers["w"].const_value
     assert isinstance(bound, ir.ExternalTensor)
     assert (bound.location, bound.offset, bound.length) == ("weights.bin", ALIGNMENT, 24)

@@ -28,6 +28,52 @@ PROMPT_LENGTHS = (1, 9, 29, 40)
 NEW_TOKENS = 40
 SaveRandom = Callable[[Any, Path], Path]
 
+Names = tuple[str, ...]
+
+GATED: Names = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "phi3",
+    "smollm3",
+    "olmo2",
+    "olmo3",
+    "granite",
+)
+GATED += ("cohere", "cohere2", "glm4", "stablelm")
+# Queries, keys and values apart, and a gate: two packed products a layer.
+TWO = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "olmo3", "granite", "stablelm")
+# One: everything reads one norm, or the feed-forward part is one product already.
+ONE = ("cohere", "cohere2", "glm4", "starcoder2", "opt")
+# No norm between the projection and the attention.
+READY: Names = ("llama", "mistral", "qwen2", "gemma2", "smollm3", "granite", "cohere2", "glm4")
+READY += ("stablelm",)
+# For each pass, how often it matches in each layer of a family.
+FUSED: dict[str, dict[str, int]] = {
+    "pack_projections": {
+        **dict.fromkeys(TWO, 2),
+        **dict.fromkeys(ONE, 1),
+        "gemma2": 2,
+        "gemma3_text": 2,
+    },
+    "pack_attention": dict.fromkeys((*READY, "starcoder2", "gpt2"), 1),
+    "fuse_activation": dict.fromkeys((*GATED, "gpt2"), 1),
+    "fuse_skip_norm": {
+        **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "granite"), 2),
+        **dict.fromkeys(
+            ("gemma2", "gemma3_text", "glm4", "starcoder2", "stablelm", "gpt2", "opt"), 2
+        ),
+        **dict.fromkeys(("cohere", "cohere2", "gpt_neox"), 1),
+    },
+    "widen_rows": {"gpt2": 4, "opt": 2},
+}
+FIRST_AND_LAST = {"gpt2": 1, "olmo2": 1, "olmo3": 1, "opt": 1}
+# Weights of norms to which one is added, in each layer.
+PLUS_ONE = {"gemma2": 4, "gemma3_text": 6}
+# The kernel rotates by a multiple of eight angles.
+ANGLES = 8
+
 
 @pytest.fixture(scope="module", params=PROVED, ids=lambda f: f.key)
 def proof(
@@ -101,6 +147,22 @@ def test_engine_equals_eager(proof: tuple[Family, Path, ExportReport]) -> None:
         assert tokens == _eager(model, prompt, tokens, one_by_one=regimes)
 
 
+def test_passes_match(proof: tuple[Family, Path, ExportReport]) -> None:
+    """Each pass finds in each layer what the family's configuration says there is."""
+    family, _, report = proof
+    layers = report.manifest.model.num_layers
+    counts = report.counts
+    assert counts["fold_rotary"] == _rotating_layers(family)
+    wanted = {name: layers * FUSED[name].get(family.model_type, 0) for name in FUSED}
+    # The first layer's norm follows the embedding, the last norm follows the last layer.
+    wanted["fuse_skip_norm"] += FIRST_AND_LAST.get(family.model_type, 0)
+    assert {name: counts[name] for name in FUSED} == wanted
+    assert counts["pick_tokens"] == 1
+    assert counts["hoist_tokens"] > 0
+    plus_one = PLUS_ONE.get(family.model_type)
+    assert counts["fold_offsets"] == (0 if plus_one is None else plus_one * layers + 1)
+
+
 def test_golden_contract(
     proof: tuple[Family, Path, ExportReport], pytestconfig: pytest.Config
 ) -> None:
@@ -130,6 +192,22 @@ def test_refused_families_say_why(family: Family, tmp_path: Path) -> None:
 def test_names_are_unique() -> None:
     keys = [f.key for f in families()]
     assert len(keys) == len(set(keys))
+
+
+def _rotating_layers(family: Family) -> int:
+    """Layers whose rotary embedding depends on the position alone and fits the kernel."""
+    config = tiny_config(family)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope" or family.model_type in ("gpt2", "opt"):
+        return 0
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if int(head * rope.get("partial_rotary_factor", 1.0)) % (2 * ANGLES):
+        return 0
+    if family.model_type == "smollm3":
+        return sum(config.no_rope_layers)
+    if family.model_type == "cohere2":
+        return list(config.layer_types).count("sliding_attention")
+    return int(config.num_hidden_layers)
 
 
 def _eager(model: Any, prompt: list[int], tokens: list[int], *, one_by_one: bool) -> list[int]:

@@ -11,11 +11,19 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from safetensors.torch import load_file
 
 from trtllm_lite.exporter import prompts, verify
-from trtllm_lite.exporter.certificate import UNBOUNDED, Certificate, Gate, PromptParity
+from trtllm_lite.exporter.certificate import (
+    UNBOUNDED,
+    Certificate,
+    Gate,
+    PromptParity,
+    QualityRecord,
+)
 from trtllm_lite.exporter.checkpoint import open_checkpoint
 from trtllm_lite.exporter.checks import Findings
+from trtllm_lite.exporter.gates import exact_gates
 from trtllm_lite.exporter.reference import needed_bytes
 from trtllm_lite.runtime.errors import TrtllmLiteError, UsageError
 from trtllm_lite.runtime.manifest import Manifest
@@ -37,17 +45,22 @@ def check(bundle: Path, checkpoint: Path | None) -> Certificate:
     )
 
 
-def place(bundle: Path, name: str) -> tuple[int, int]:
-    """Offset and length of a weight in the weights file, read with the onnx package."""
+def place(bundle: Path, checkpoint: Path, name: str) -> tuple[int, int]:
+    """Offset and length of a parameter in the weights file, read with the onnx package."""
     model = onnx.load(bundle / "prefill.onnx", load_external_data=False)
-    (tensor,) = (t for t in model.graph.initializer if t.name == name)
+    (tensor,) = (t for t in model.graph.initializer if name in t.name.split("+"))
     entries = {e.key: e.value for e in tensor.external_data}
-    return int(entries["offset"]), int(entries["length"])
+    parameters = load_file(checkpoint / "model.safetensors")
+    sizes = {key: 4 * value.numel() for key, value in parameters.items()}
+    parts = tensor.name.split("+")
+    before = sum(sizes[part] for part in parts[: parts.index(name)])
+    assert sum(sizes[part] for part in parts) == int(entries["length"])
+    return int(entries["offset"]) + before, sizes[name]
 
 
-def change(bundle: Path, name: str, to: Callable[[Any], Any]) -> None:
+def change(bundle: Path, checkpoint: Path, name: str, to: Callable[[Any], Any]) -> None:
     """Rewrite one weight, and its file's hash in the manifest, as a wrong exporter would."""
-    offset, length = place(bundle, name)
+    offset, length = place(bundle, checkpoint, name)
     path = bundle / "weights.bin"
     data = bytearray(path.read_bytes())
     values = np.frombuffer(bytes(data[offset : offset + length]), np.float32)
@@ -87,7 +100,7 @@ def test_a_wrong_layer_is_named(
     tiny_bundle: Path, tiny_checkpoint: Path, copied: Copied, layer: int, part: str
 ) -> None:
     bundle = copied(tiny_bundle)
-    change(bundle, f"model.layers.{layer}.{part}.weight", lambda w: w * 1.5)
+    change(bundle, tiny_checkpoint, f"model.layers.{layer}.{part}.weight", lambda w: w * 1.5)
     failure = failure_of(bundle, tiny_checkpoint)
     assert f"the first layer to depart is {layer}, by " in failure
     assert "logits_max_abs is " in failure
@@ -97,7 +110,7 @@ def test_a_wrong_final_norm_is_in_no_layer(
     tiny_bundle: Path, tiny_checkpoint: Path, copied: Copied
 ) -> None:
     bundle = copied(tiny_bundle)
-    change(bundle, "model.norm.weight", lambda w: w + np.arange(len(w)) / 64)
+    change(bundle, tiny_checkpoint, "model.norm.weight", lambda w: w + np.arange(len(w)) / 64)
     failure = failure_of(bundle, tiny_checkpoint)
     assert "no layer departs: look at the final norm and the output layer" in failure
 
@@ -106,7 +119,7 @@ def test_a_wrong_embedding_shows_in_the_first_layer(
     tiny_bundle: Path, tiny_checkpoint: Path, copied: Copied
 ) -> None:
     bundle = copied(tiny_bundle)
-    change(bundle, "model.embed_tokens.weight", lambda w: np.roll(w, 64))
+    change(bundle, tiny_checkpoint, "model.embed_tokens.weight", lambda w: np.roll(w, 64))
     assert "the first layer to depart is 0" in failure_of(bundle, tiny_checkpoint)
 
 
@@ -115,14 +128,14 @@ def test_a_slightly_wrong_weight_is_seen(
 ) -> None:
     """Too small to change a greedy token; the logits still tell."""
     bundle = copied(tiny_bundle)
-    change(bundle, "model.layers.1.mlp.up_proj.weight", lambda w: w * 1.01)
+    change(bundle, tiny_checkpoint, "model.layers.1.mlp.up_proj.weight", lambda w: w * 1.01)
     failure = failure_of(bundle, tiny_checkpoint)
     assert "logits_max_abs" in failure
 
 
 def test_nan_fails_and_stays_json(tiny_bundle: Path, tiny_checkpoint: Path, copied: Copied) -> None:
     bundle = copied(tiny_bundle)
-    change(bundle, "model.layers.1.mlp.up_proj.weight", lambda w: w * np.nan)
+    change(bundle, tiny_checkpoint, "model.layers.1.mlp.up_proj.weight", lambda w: w * np.nan)
     certificate = check(bundle, tiny_checkpoint)
     failed = {g.name for g in certificate.gates if not g.passed}
     assert {"logits_max_abs", "logits_max_kl", "chunked_equals_whole"} <= failed
@@ -134,7 +147,7 @@ def test_nan_fails_and_stays_json(tiny_bundle: Path, tiny_checkpoint: Path, copi
 def test_verifying_writes_nothing(tiny_bundle: Path, tiny_checkpoint: Path, copied: Copied) -> None:
     """A failing verify looks into the graphs, of a bundle that may be read-only."""
     bundle = copied(tiny_bundle)
-    change(bundle, "model.norm.weight", lambda w: w * 2)
+    change(bundle, tiny_checkpoint, "model.norm.weight", lambda w: w * 2)
     before = {p: p.stat().st_mtime_ns for p in (bundle, *bundle.iterdir())}
     failure_of(bundle, tiny_checkpoint)
     assert {p: p.stat().st_mtime_ns for p in (bundle, *bundle.iterdir())} == before
@@ -237,6 +250,7 @@ def certificate() -> Certificate:
         layers_verified=2,
         failure="b is large",
         skipped=("past 8197",),
+        quality=(QualityRecord("decode", "int8_block32", "a.txt", 9.1, 9.0, 0.01, 0.97, 80),),
         tools={"torch": "2"},
         seconds=1.5,
         peak_rss_bytes=7,
@@ -251,7 +265,9 @@ def test_round_trip(certificate: Certificate, tmp_path: Path) -> None:
     gates = tuple(Gate(**g) for g in read.pop("gates"))
     prompts = tuple(PromptParity(**p) for p in read.pop("prompts"))
     skipped = tuple(read.pop("skipped"))
-    assert Certificate(gates=gates, prompts=prompts, skipped=skipped, **read) == certificate
+    quality = tuple(QualityRecord(**q) for q in read.pop("quality"))
+    made = Certificate(gates=gates, prompts=prompts, skipped=skipped, quality=quality, **read)
+    assert made == certificate
 
 
 def measured(**changes: Any) -> Findings:
@@ -264,7 +280,7 @@ def measured(**changes: Any) -> Findings:
 
 
 def failed_gates(findings: Findings) -> set[str]:
-    return {gate.name for gate in verify._gates(findings) if not gate.passed}
+    return {gate.name for gate in exact_gates(findings) if not gate.passed}
 
 
 def test_each_gate_can_fail() -> None:

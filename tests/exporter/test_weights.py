@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from trtllm_lite.exporter import weights
+from trtllm_lite.exporter.calibration.scaling import Scaling
 from trtllm_lite.exporter.weights import MappedSource, SafetensorsSource
 from trtllm_lite.runtime.errors import CheckpointError, UnsupportedError
 
@@ -128,3 +129,39 @@ def test_a_mapped_source_renames(tmp_path: Path) -> None:
     assert np.concatenate(list(source.pieces("model"))).tolist() == [0.0, 1.0, 2.0]
     with pytest.raises(KeyError):
         source.shape("stored")
+
+
+def test_parameters_are_scaled_inside_of_packed_weights(tmp_path: Path) -> None:
+    """Every part by its own factors, and before the weight's offset is added."""
+    tensors = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(1, 3)}
+    save_file(tensors, tmp_path / "m.safetensors")
+    source = SafetensorsSource([tmp_path / "m.safetensors"])
+    mapped = MappedSource(
+        source, {"a": "a", "b": "b"}, {"b+a": ("b", "a"), "a": ("a",)}, None, {"a": 0.5}
+    )
+    scaled = mapped.scaled({"a": Scaling(columns=np.array([1, 2, 4], np.float32))})
+    want = (tensors["a"] * torch.tensor([1.0, 2.0, 4.0])).flatten().tolist()
+    assert np.concatenate(list(scaled.pieces("b+a"))).tolist() == [1.0, 1.0, 1.0, *want]
+    assert np.concatenate(list(scaled.pieces("a"))).tolist() == [w + 0.5 for w in want]
+    assert scaled.shape("b+a") == mapped.shape("b+a") == (3, 3)
+    assert np.concatenate(list(mapped.pieces("b+a"))).tolist() == [1, 1, 1, 0, 1, 2, 3, 4, 5]
+
+
+def test_a_mapped_source_stacks_parts_and_adds_offsets(tmp_path: Path) -> None:
+    parts = {"q": torch.arange(6.0).reshape(2, 3), "k": torch.arange(6.0, 9.0).reshape(1, 3)}
+    save_file({**parts, "norm": torch.arange(3.0).to(torch.bfloat16)}, tmp_path / "m.safetensors")
+    source = MappedSource(
+        SafetensorsSource([tmp_path / "m.safetensors"]),
+        {"q": "q", "k": "k", "norm": "norm"},
+        {"q+k": ("q", "k"), "norm.plus_1": ("norm",)},
+        {"table": np.ones((2, 2), np.float32)},
+        {"norm.plus_1": 1.0},
+    )
+    assert [source.shape(name) for name in ("q+k", "k", "norm.plus_1")] == [(3, 3), (1, 3), (3,)]
+    assert np.concatenate(list(source.pieces("q+k"))).tolist() == list(range(9))
+    (added,) = source.pieces("norm.plus_1")
+    assert added.dtype == np.float32
+    assert added.tolist() == [1.0, 2.0, 3.0]
+    assert next(source.pieces("norm")).astype(np.float32).tolist() == [0.0, 1.0, 2.0]
+    assert source.shape("table") == (2, 2)
+    assert next(source.pieces("table")).tolist() == [1.0] * 4

@@ -1,5 +1,7 @@
 """Arrays built from plans: every number against the rows, and how rows are grouped."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,6 +41,16 @@ def test_decode_rows_are_one_batch_over_the_first_slots() -> None:
     assert decode.context_lens.tolist() == [5, 9]
     assert decode.logits_indices.tolist() == [[0], [0]]
     assert rest.phase == "prefill"
+
+
+def test_decode_rows_with_drafts_ask_for_every_position() -> None:
+    drafted = replace(row(0, 4, 1, 5), num_tokens=3, context_len=7, draft=(8, 9))
+    (batch,) = build_batches(StepPlan((), (drafted, row(1, 8, 1, 9)), ()))
+    assert batch.token_ids.tolist() == [[4, 8, 9], [108, 0, 0]]
+    assert batch.past_lens.tolist() == [4, 8]
+    assert batch.query_lens.tolist() == [3, 1]
+    assert batch.context_lens.tolist() == [7, 9]
+    assert batch.logits_indices.tolist() == [[0, 1, 2], [0, 0, 0]]
 
 
 def test_prefill_rows_are_padded_right_and_ask_for_their_last_token() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from trtllm_lite.runtime.detokenize import Detokenizer
+from trtllm_lite.runtime.detokenize import Detokenizer, LateDetokenizer
 from trtllm_lite.runtime.sampling_params import SamplingParams
 from trtllm_lite.runtime.tokenizer import Tokenizer
 
@@ -101,6 +101,23 @@ def test_pieces_and_flush_are_the_decoded_text(
     assert "".join(pieces) == detokenizer.text == tokenizer.decode(ids, skip_special_tokens=skip)
     for piece in pieces:
         piece.encode("utf-8")
+
+
+@EACH
+@given(data=st.data(), skip=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_text_that_waits_for_the_end_is_the_same(
+    tokenizer: Tokenizer, data: st.DataObject, skip: bool
+) -> None:
+    ids, params = ids_of(tokenizer, data), SamplingParams(skip_special_tokens=skip)
+    late, soon = LateDetokenizer(tokenizer, params), Detokenizer(tokenizer, params)
+    for token_id in ids:
+        soon.append(token_id)
+        assert late.append(token_id) == late.text == ""
+    soon.flush()
+    assert late.flush() == late.text == soon.text
+    assert late.flush() == ""
+    assert late.text == soon.text
 
 
 @EACH

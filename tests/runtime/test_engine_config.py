@@ -14,6 +14,7 @@ GOOD: dict[str, Any] = {
     "max_kv_tokens": 2,
     "prefix_cache_bytes": 0,
     "block_size": 1,
+    "max_draft_tokens": 1,
 }
 
 
@@ -27,6 +28,20 @@ def test_a_limit_that_makes_no_sense_is_refused_by_name(name: str, wrong: Any) -
 
 def test_the_lowest_limits_are_allowed() -> None:
     assert EngineConfig(**GOOD).max_model_len == 2
+
+
+@pytest.mark.parametrize("wrong", ["on", "", True, None])
+def test_a_kind_of_speculation_that_is_not_there_is_refused(wrong: Any) -> None:
+    with pytest.raises(UsageError, match=r"speculation: got .*; allowed: 'off', 'ngram'"):
+        EngineConfig(**GOOD, speculation=wrong)
+
+
+def test_a_draft_is_no_longer_than_kernels_round_alike_for() -> None:
+    assert EngineConfig(**{**GOOD, "max_draft_tokens": 16}).max_draft_tokens == 16
+    with pytest.raises(
+        UsageError, match="max_draft_tokens: got 17; allowed: integers from 1 to 16"
+    ):
+        EngineConfig(**{**GOOD, "max_draft_tokens": 17})
 
 
 def test_derived_limits() -> None:

@@ -1,11 +1,17 @@
 """Cores and memory, read from drawn machines."""
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
-from trtllm_lite.runtime.host import available_memory, physical_cores
+from trtllm_lite.runtime.host import (
+    OthersMeter,
+    available_memory,
+    instruction_set,
+    physical_cores,
+)
 
 
 def draw(root: Path, files: dict[str, str]) -> Path:
@@ -107,3 +113,41 @@ def test_this_machine_has_cores_and_memory(tmp_path: Path) -> None:
     assert physical_cores() >= 1
     assert (available_memory() or 1) > 0
     assert (available_memory(tmp_path) or 1) > 0
+
+
+def test_the_instruction_set_is_the_first_processors(tmp_path: Path) -> None:
+    x86 = "processor : 0\nflags\t\t: sse avx2 avx\n\nprocessor : 1\nflags : sse\n"
+    first = instruction_set(draw(tmp_path / "x86", {"proc/cpuinfo": x86}))
+    assert first.split()[1:] == ["avx", "avx2", "sse"]
+    arm = instruction_set(draw(tmp_path / "arm", {"proc/cpuinfo": "Features : fp asimd\n"}))
+    assert arm.split()[1:] == ["asimd", "fp"]
+    assert instruction_set(tmp_path / "unknown")
+
+
+def stat_text(busy: int, idle: int) -> dict[str, str]:
+    """Ticks of all processors alike: half of `busy` for the user, the rest stolen."""
+    fields = [busy // 2, 0, 0, idle // 2, idle // 2, 0, 0, busy // 2, 0, 0]
+    lines = [f"cpu{n} {' '.join(map(str, fields))}" for n in (*cpus(), 9999)]
+    return {"proc/stat": "\n".join(["cpu 1 2 3 4 5 6 7 8", *lines, "intr 5"])}
+
+
+def test_the_others_share_is_what_is_busy_and_not_ours(tmp_path: Path) -> None:
+    meter = OthersMeter(draw(tmp_path, stat_text(0, 2)))
+    draw(tmp_path, stat_text(60_000, 20_002))
+    first = meter.fraction()
+    assert first == pytest.approx(0.75, abs=0.01)
+    draw(tmp_path, stat_text(60_000, 90_002))
+    assert meter.fraction() == pytest.approx(0, abs=0.01)
+    assert meter.fraction() is None
+    assert OthersMeter(tmp_path / "unknown").fraction() is None
+
+
+def test_our_own_work_is_not_the_others(tmp_path: Path) -> None:
+    hertz = os.sysconf("SC_CLK_TCK")
+    meter = OthersMeter(draw(tmp_path, stat_text(0, 2)))
+    start = time.process_time()
+    while (own := time.process_time() - start) < 0.2:
+        pass
+    ticks = max(2, round(own * hertz / len(cpus())) // 2 * 2)
+    draw(tmp_path, stat_text(ticks, 2))
+    assert (meter.fraction() or 0) < 0.2

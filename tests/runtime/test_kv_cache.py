@@ -45,6 +45,18 @@ def test_admission_needs_a_free_slot_and_a_newcomer() -> None:
         cache.admit(sequence("c"))
 
 
+def test_the_slot_of_a_sequence_without_one_is_an_error() -> None:
+    cache, (a, b, c) = filled(4, 2, 1)
+    cache.free(a)
+    for gone in (a, sequence("d")):
+        with pytest.raises(ValueError, match="has no slot"):
+            cache.slot_of(gone)
+    assert [cache.slot_of(s) for s in (b, c)] == [0, 2]
+    cache.clear()
+    with pytest.raises(ValueError, match="has no slot"):
+        cache.slot_of(b)
+
+
 def test_promotion_in_place_transfers_nothing() -> None:
     cache, (a, b) = filled(3, 1, 1)
     assert cache.promote(b) == []

@@ -10,7 +10,8 @@ import onnx.parser
 import pytest
 
 from trtllm_lite.runtime.backends.ort_session import OrtSession
-from trtllm_lite.runtime.config import EngineConfig
+from trtllm_lite.runtime.bundle import open_bundle
+from trtllm_lite.runtime.config import EngineConfig, Speculation
 from trtllm_lite.runtime.errors import BundleError, RequestError, UsageError
 from trtllm_lite.runtime.llm import LLM
 from trtllm_lite.runtime.loading import LoadOptions, engine_config, kv_tokens_that_fit, load
@@ -67,18 +68,18 @@ def test_kv_tokens_are_all_slots_or_what_half_of_the_memory_holds() -> None:
         kv_tokens_that_fit(config, bytes_per_token=10, available=1999)
 
 
-def counting_graph(phase: Phase) -> onnx.ModelProto:
+def counting_graph(phase: Phase, *, chunks: bool) -> onnx.ModelProto:
     """A model without a past: after token t it predicts t + 1. The cache passes through."""
     picked = "GatherND <batch_dims = 1> (input_ids, picks)"
     more = "int32[batch] query_lens, int64[batch, num_logits] logits_indices,"
-    seq, rows = ("seq", "num_logits") if phase == "prefill" else (1, 1)
+    seq, rows = ("seq", "num_logits") if chunks else (1, 1)
     cache = f"float[{', '.join(map(str, CACHE))}]"
     model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["" : 24]>
-{phase} (int64[batch, {seq}] input_ids, int32[batch] past_lens, {more if phase == "prefill" else ""}
+{phase} (int64[batch, {seq}] input_ids, int32[batch] past_lens, {more if chunks else ""}
     {cache} past_key_0, {cache} past_value_0)
     => (float[batch, {rows}, {VOCAB}] logits, {cache} present_key_0, {cache} present_value_0) {{
-    {"picks = Unsqueeze (logits_indices, axis)" if phase == "prefill" else ""}
-    last = {picked if phase == "prefill" else "Identity (input_ids)"}
+    {"picks = Unsqueeze (logits_indices, axis)" if chunks else ""}
+    last = {picked if chunks else "Identity (input_ids)"}
     logits = Gather (table, last)
     present_key_0 = Identity (past_key_0)
     present_value_0 = Identity (past_value_0)
@@ -90,31 +91,33 @@ def counting_graph(phase: Phase) -> onnx.ModelProto:
     return model
 
 
-def counting_spec(phase: Phase) -> GraphSpec:
-    prefill = phase == "prefill"
+def counting_spec(phase: Phase, *, chunks: bool) -> GraphSpec:
     inputs = [
-        TensorSpec("input_ids", "input_ids", "int64", ("batch", "seq" if prefill else 1)),
+        TensorSpec("input_ids", "input_ids", "int64", ("batch", "seq" if chunks else 1)),
         TensorSpec("past_lens", "past_lens", "int32", ("batch",)),
     ]
-    if prefill:
+    if chunks:
         indices = ("batch", "num_logits")
         inputs.append(TensorSpec("query_lens", "query_lens", "int32", ("batch",)))
         inputs.append(TensorSpec("logits_indices", "logits_indices", "int64", indices))
     inputs.append(TensorSpec("past_key_0", "past_key", "float32", CACHE, 0))
     inputs.append(TensorSpec("past_value_0", "past_value", "float32", CACHE, 0))
     outputs = (
-        TensorSpec("logits", "logits", "float32", ("batch", "num_logits" if prefill else 1, VOCAB)),
+        TensorSpec("logits", "logits", "float32", ("batch", "num_logits" if chunks else 1, VOCAB)),
         TensorSpec("present_key_0", "present_key", "float32", CACHE, 0),
         TensorSpec("present_value_0", "present_value", "float32", CACHE, 0),
     )
     return GraphSpec(phase, f"{phase}.onnx", tuple(inputs), outputs)
 
 
-@pytest.fixture
-def counting_bundle(tmp_path: Path, plain_manifest: Manifest) -> Path:
+@pytest.fixture(params=[True, False], ids=["multi-token decode", "one-token decode"])
+def counting_bundle(
+    tmp_path: Path, plain_manifest: Manifest, request: pytest.FixtureRequest
+) -> Path:
     """A bundle that takes token ids only; the model's end token is 9, the defaults add 7."""
-    for phase in ("prefill", "decode"):
-        onnx.save_model(counting_graph(phase), tmp_path / f"{phase}.onnx")
+    chunks: dict[Phase, bool] = {"prefill": True, "decode": request.param}
+    for phase, many in chunks.items():
+        onnx.save_model(counting_graph(phase, chunks=many), tmp_path / f"{phase}.onnx")
     (tmp_path / "weights.bin").write_bytes(b"")
     (tmp_path / "parity.json").write_text("{}")
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": 7, "max_new_tokens": 30}')
@@ -125,7 +128,7 @@ def counting_bundle(tmp_path: Path, plain_manifest: Manifest) -> Path:
         plain_manifest,
         model=replace(plain_manifest.model, vocab_size=VOCAB, num_layers=1, eos_token_ids=(9,)),
         kv=KVSpec("float32", (KVLayer(1, DIM),)),
-        graphs=(counting_spec("prefill"), counting_spec("decode")),
+        graphs=tuple(counting_spec(phase, chunks=many) for phase, many in chunks.items()),
         files=tuple(files),
         tokenizer=None,
         chat_template=None,
@@ -149,17 +152,38 @@ def test_a_bundle_on_disk_generates(counting_bundle: Path) -> None:
     assert on.outputs[0].token_ids == tuple((4 + i) % VOCAB for i in range(12))
 
 
+def test_speculation_is_on_where_the_graph_can_check_drafts(counting_bundle: Path) -> None:
+    multi = open_bundle(counting_bundle).manifest.graph("decode").is_multi_token
+    with LLM(counting_bundle, max_num_seqs=2, intra_op_num_threads=1) as llm:
+        assert llm.config.speculation == ("ngram" if multi else "off")
+        params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+        (out,) = llm.generate(prompt_token_ids=[3], params=params)
+        assert out.outputs[0].token_ids == tuple((4 + i) % VOCAB for i in range(40))
+        assert (out.metrics.num_accepted_tokens > 10) == multi
+        assert llm.stats().accepted_tokens == out.metrics.num_accepted_tokens
+    kinds: tuple[Speculation, ...] = ("off", "ngram")
+    for wanted in kinds:
+        options = LoadOptions(host_cache=False, speculation=wanted, max_draft_tokens=2)
+        if wanted == "ngram" and not multi:
+            with pytest.raises(UsageError, match="speculation: got 'ngram'"):
+                load(counting_bundle, options)
+            continue
+        parts = load(counting_bundle, options)
+        assert (parts.config.speculation, parts.config.max_draft_tokens) == (wanted, 2)
+        parts.engine.close()
+
+
 def test_every_option_reaches_what_it_is_for(counting_bundle: Path) -> None:
-    options = LoadOptions(1, 8, 32, 20, 1, False, 7, False, True)
+    options = LoadOptions(1, 8, 32, 20, 1, False, 7, False, True, "off", 5)
     (counting_bundle / "parity.json").write_text("[]")  # another hash, and the same size
     parts = load(counting_bundle, options)
-    assert parts.config == EngineConfig(1, 32, 8, 20, False, 7)
+    assert parts.config == EngineConfig(1, 32, 8, 20, False, 7, max_draft_tokens=5)
     assert parts.defaults == SamplingParams(temperature=0.0, max_tokens=30)
     assert parts.tokenizer is None
     session = parts.engine._session
     assert isinstance(session, OrtSession)
     used = session._graphs["decode"].session.get_session_options()
-    assert used.get_session_config_entry("session.intra_op.spin_duration_us") == "10000000"
+    assert used.get_session_config_entry("session.intra_op.spin_duration_us") == "2000"
     assert used.intra_op_num_threads == 1
     parts.engine.close()
     with pytest.raises(BundleError, match="sha256"):

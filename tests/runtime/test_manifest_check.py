@@ -64,13 +64,14 @@ VALUES: list[tuple[Path_, object]] = [
     (("kv", "layers", 1, "head_dim"), 65537),
     (("kv", "layers", 1, "sliding_window"), 0),
     (("quantization", "decode"), ""),
+    (("quantization", "lm_head"), "two words"),
     (("files", 0, "sha256"), "A" * 64),
     (("files", 0, "sha256"), "0" * 63),
     (("graphs", 0, "phase"), "other"),
     (("graphs", 0, "inputs", 0, "role"), "position_ids"),
     (("graphs", 0, "inputs", 0, "role"), "logits"),
     (("graphs", 0, "inputs", 1, "role"), "input_ids"),
-    (("graphs", 1, "inputs", 1, "role"), "query_lens"),
+    (("graphs", 1, "inputs", 1, "role"), "context_lens"),
     (("graphs", 0, "inputs", 1, "role"), "context_lens"),
     (("graphs", 0, "inputs", 1, "name"), "input_ids"),
     (("graphs", 0, "outputs", 0, "name"), "input_ids"),
@@ -97,6 +98,12 @@ def test_impossible_values(plain_manifest: Manifest, path: Path_, value: object)
     document = document_of(plain_manifest)
     holder(document, path)[path[-1]] = value
     assert refused_field(document) == named(path)
+
+
+def test_an_override_is_refused_by_its_weight(plain_manifest: Manifest) -> None:
+    document = document_of(plain_manifest)
+    holder(document, ("quantization", "overrides"))["overrides"] = {"a.weight": "two words"}
+    assert refused_field(document) == "quantization.overrides['a.weight']"
 
 
 @pytest.mark.parametrize(
@@ -162,6 +169,37 @@ def test_decode_takes_one_token(plain_manifest: Manifest, seq: object, ok: bool)
         parse_manifest(json.dumps(document).encode())
     else:
         assert refused_field(document) == "graphs[1].inputs"
+
+
+def multi_token(manifest: Manifest, *left_out: str) -> Manifest:
+    """With the prefill graph's table for decode, but for the roles in `left_out`."""
+    prefill, decode = manifest.graphs
+    inputs = tuple(t for t in prefill.inputs if t.role not in left_out)
+    decode = replace(decode, inputs=inputs, outputs=prefill.outputs)
+    return replace(manifest, graphs=(prefill, decode))
+
+
+def test_decode_may_have_the_table_of_prefill(plain_manifest: Manifest) -> None:
+    assert not plain_manifest.graph("decode").is_multi_token
+    good = multi_token(plain_manifest)
+    assert good.graph("decode").is_multi_token
+    assert parse_manifest(render_manifest(good)) == good
+
+
+@pytest.mark.parametrize("role", ["query_lens", "logits_indices"])
+def test_decode_has_both_inputs_of_prefill_or_none(plain_manifest: Manifest, role: str) -> None:
+    document = document_of(multi_token(plain_manifest, role))
+    assert refused_field(document).startswith("graphs[1]")
+
+
+@pytest.mark.parametrize("name", ["batch", "seq"])
+def test_a_multi_token_decode_graph_has_no_fixed_length(
+    plain_manifest: Manifest, name: str
+) -> None:
+    document = document_of(multi_token(plain_manifest))
+    text = json.dumps(document["graphs"][1]).replace(f'"{name}"', "1")
+    document["graphs"][1] = json.loads(text)
+    assert refused_field(document) == "graphs[1].inputs"
 
 
 def test_recompute_needs_context_lens_in_both_graphs(plain_manifest: Manifest) -> None:

@@ -51,6 +51,11 @@ source_ids = st.text(
     min_size=1,
     max_size=12,
 ).filter(lambda text: text != "..")
+quantizations = st.builds(
+    Quantization,
+    *[words] * 4,
+    st.dictionaries(texts, words, max_size=3),
+)
 float_dtypes = st.sampled_from(["float32", "float16", "bfloat16"])
 
 
@@ -116,7 +121,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         source=replace(source, revision=draw(st.none() | texts), sha256=draw(st.none() | hashes)),
         target=draw(words),
         dtype=draw(float_dtypes),
-        quantization=Quantization(draw(words), draw(words)),
+        quantization=draw(quantizations),
         limits=Limits(draw(st.integers(1, 65536)), draw(positive)),
         kv=kv,
         graphs=graphs,
@@ -231,7 +236,12 @@ def test_wrong_values_are_refused_by_field(plain_manifest: Manifest, wrong: obje
     whole = json.loads(render_manifest(plain_manifest))
     tried = 0
     for path in leaves(whole):
-        if wrong in ([], {}) and path[-1] in ("eos_token_ids", "producer", "quantization"):
+        if wrong in ([], {}) and path[-1] in (
+            "eos_token_ids",
+            "producer",
+            "quantization",
+            "overrides",
+        ):
             continue
         document = json.loads(render_manifest(plain_manifest))
         put(document, path, wrong)

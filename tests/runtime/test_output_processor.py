@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import tokenizers
@@ -11,7 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from trtllm_lite.runtime.output_processor import OutputProcessor, Stop
 from trtllm_lite.runtime.outputs import Logprob, RequestOutput, TokenEvent
-from trtllm_lite.runtime.request import Request
+from trtllm_lite.runtime.request import FinishReason, Request
 from trtllm_lite.runtime.sampling_params import SamplingParams
 from trtllm_lite.runtime.tokenizer import Tokenizer
 
@@ -263,6 +264,31 @@ def test_cached_tokens_are_those_of_the_first_choices_first_token() -> None:
     assert result.cached_tokens == 32
 
 
+@pytest.mark.parametrize("last", [None, "length"])
+def test_what_comes_behind_a_stop_string_in_one_step_is_dropped(last: FinishReason | None) -> None:
+    setup = Setup(stop="b")
+    ids = TOKENIZER.encode("abcd")
+    *most, end = (event(token, accepted_tokens=3) for token in ids)
+    result = setup.feed(*most, replace(end, finish_reason=last))
+    assert result is not None
+    (choice,) = result.outputs
+    assert (choice.text, choice.delta) == ("a", "a")
+    assert choice.token_ids == tuple(ids[:2])
+    assert (choice.finish_reason, choice.stop_reason) == ("stop", "b")
+    assert result.finished
+    assert set(setup.stops) == {Stop("r", 0, "b")}
+    assert setup.feed(event(ids[0])) is None
+
+
+def test_guesses_are_counted_over_all_choices() -> None:
+    setup = Setup(n=2)
+    setup.feed(event(3, 0, draft_tokens=4, accepted_tokens=1))
+    setup.feed(event(3, 1, draft_tokens=2, accepted_tokens=2))
+    result = setup.feed(event(3, 0, draft_tokens=8, accepted_tokens=3))
+    assert result is not None
+    assert (result.metrics.num_draft_tokens, result.metrics.num_accepted_tokens) == (10, 5)
+
+
 def test_a_final_only_request_gives_one_result_with_all_text() -> None:
     setup = Setup(final_only=True)
     assert list(setup.tokens("abc")) == []
@@ -270,6 +296,27 @@ def test_a_final_only_request_gives_one_result_with_all_text() -> None:
     assert result is not None
     assert (result.outputs[0].text, result.outputs[0].delta) == ("abc", "abc")
     assert (result.prompt, result.prompt_token_ids) == ("hi", (1, 2))
+
+
+@given(
+    st.lists(st.integers(1, TOKENIZER.vocab_size - 1), max_size=30),
+    st.sampled_from([(), "b", "cd"]),
+    st.sampled_from(["stop", "length", "abort", "error"]),
+)
+def test_a_final_only_result_is_the_last_one_of_a_stream(
+    ids: list[int], stop: str | tuple[str, ...], reason: str
+) -> None:
+    """But for the delta, which is all of its text."""
+    streamed, whole = Setup(stop=stop), Setup(stop=stop, final_only=True)
+    last: RequestOutput | None = None
+    final: RequestOutput | None = None
+    for one in [*map(event, ids), event(None, finish_reason=reason)]:
+        last = streamed.feed(one) or last
+        final = whole.feed(one) or final
+    assert last is not None
+    assert final is not None
+    assert final.outputs[0] == replace(last.outputs[0], delta=last.outputs[0].text)
+    assert whole.stops == streamed.stops
 
 
 def test_unknown_and_forgotten_requests_give_nothing() -> None:

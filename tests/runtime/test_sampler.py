@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -121,6 +122,37 @@ def reference_probabilities(x: F64, params: SamplingParams) -> F64:
     return probs
 
 
+@given(PARAMS, st.integers(0, 2**32))
+@settings(max_examples=100, deadline=None)
+def test_what_takes_the_best_takes_what_sample_takes(params: SamplingParams, seed: int) -> None:
+    """And only what never looks at anything else says so."""
+    one, other = sampler(params), sampler(params)
+    for logits in rows(seed, 4):
+        best = int(logits.argmax())
+        expected = one.sample(logits)
+        assert other.sample(logits, best) == expected
+        if one.takes_best:
+            assert one.sample_best(best, float(logits[best])) == expected
+    plain = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=9, stop_token_ids=[4])
+    assert sampler(plain).takes_best
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"temperature": 1.0},
+        {"logprobs": 0},
+        {"logit_bias": {1: 1.0}},
+        {"min_tokens": 1},
+        {"presence_penalty": 0.1},
+        {"frequency_penalty": 0.1},
+        {"repetition_penalty": 1.1},
+    ],
+)
+def test_what_needs_more_than_the_best_says_so(more: dict[str, Any]) -> None:
+    assert not sampler(SamplingParams(**{"temperature": 0.0, "max_tokens": 9, **more})).takes_best
+
+
 def test_greedy_takes_the_lowest_of_equal_tokens() -> None:
     logits = np.array([1, 5, 2, 5, 5, 0, 0, 0, 0, 0, 0, 0], np.float32)
     assert sampler(SamplingParams(temperature=0)).sample(logits).token_id == 1
@@ -216,6 +248,8 @@ def test_broken_logits_are_an_error(value: float, message: str, temperature: flo
     logits[3 if value != -math.inf else slice(None)] = value
     with pytest.raises(StepError, match=message):
         one.sample(logits)
+    with pytest.raises(StepError, match=message):
+        one.sample_best(0, value)
     with pytest.raises(StepError, match=message):
         prompt_logprobs(logits[None], [0], 1)
 

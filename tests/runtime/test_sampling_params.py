@@ -66,6 +66,8 @@ from trtllm_lite.runtime.sampling_params import SamplingParams
         ("ignore_eos", 1),
         ("include_stop_str_in_output", None),
         ("skip_special_tokens", 0),
+        ("speculation", 1),
+        ("speculation", "ngram"),
     ],
 )
 def test_refuses_by_name(name: str, value: object) -> None:

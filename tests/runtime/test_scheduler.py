@@ -70,7 +70,7 @@ class World:
         """One step in which everything that samples gets `token`."""
         plan = self.scheduler.plan()
         outcomes = {
-            row.sequence: Outcome(Sampled(token, None) if row.samples else None)
+            row.sequence: Outcome((Sampled(token, None),) if row.samples else ())
             for row in plan.rows
         }
         applied = self.scheduler.apply(plan, outcomes)
@@ -305,7 +305,7 @@ def test_rows_that_leave_together_cost_only_the_moves_of_those_that_stay() -> No
         world.add(name, 3, max_tokens=1 + length)
     world.step()
     plan = world.scheduler.plan()
-    outcomes = {r.sequence: Outcome(Sampled(7, None)) for r in plan.rows}
+    outcomes = {r.sequence: Outcome((Sampled(7, None),)) for r in plan.rows}
     applied = world.scheduler.apply(plan, outcomes)
     # c leaves slot 2: d moves in; a leaves slot 0: d moves on.
     assert [t for t in applied.transfers if isinstance(t, Move)] == [Move(3, 2, 4), Move(2, 0, 4)]

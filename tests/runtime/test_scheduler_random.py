@@ -74,7 +74,7 @@ class Driver:
 
     def step(self, token: int) -> StepPlan:
         plan = self.scheduler.plan()
-        outcome = {True: Outcome(Sampled(token, None)), False: Outcome()}
+        outcome = {True: Outcome((Sampled(token, None),)), False: Outcome()}
         outcomes = {row.sequence: outcome[row.samples] for row in plan.rows}
         self._keep(self.scheduler.apply(plan, outcomes).transfers)
         assert violations(self.kv, self.scheduler, self.store, self.config) == []

@@ -11,6 +11,7 @@ import pytest
 
 from trtllm_lite.runtime.config import EngineConfig
 from trtllm_lite.runtime.errors import ContextLengthError
+from trtllm_lite.runtime.host_tuning import Setting, Tuning
 from trtllm_lite.runtime.llm import LLM
 from trtllm_lite.runtime.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from trtllm_lite.runtime.sampling_params import SamplingParams
@@ -30,6 +31,9 @@ class CharTokenizer:
         return "".join(f"{m['role']}: {m['content']}\n" for m in messages)
 
 
+TUNING = Tuning(Setting(3, "off"), "remembered")
+
+
 @dataclass
 class ScriptedLLM:
     """Answers each prompt with the pieces that `script` gives for it, a token a character.
@@ -47,6 +51,7 @@ class ScriptedLLM:
     step_error: str | None = None
     max_model_len: int = 1000
     defaults: SamplingParams = field(default_factory=SamplingParams)
+    tuning: Tuning = TUNING
     tokenizer: CharTokenizer = field(default_factory=CharTokenizer)
 
     def __call__(self, *args: Any, **kwargs: Any) -> "ScriptedLLM":

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from trtllm_lite.runtime.bundle import Bundle
 from trtllm_lite.runtime.config import EngineConfig
 from trtllm_lite.runtime.errors import StepError, UsageError
+from trtllm_lite.runtime.host_tuning import Setting, Tuning
 from trtllm_lite.runtime.llm import LLM
 from trtllm_lite.runtime.manifest import (
     FileEntry,
@@ -34,12 +35,21 @@ from trtllm_lite.runtime.manifest import (
 from trtllm_lite.runtime.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from trtllm_lite.runtime.progress import NoProgress
 from trtllm_lite.runtime.sampling_params import SamplingParams
+from trtllm_lite.runtime.step_timer import (
+    PARTS,
+    NullTimer,
+    StepRecorder,
+    StepTimer,
+    StepTimes,
+)
 from trtllm_lite.tools import bandwidth, bench_report
-from trtllm_lite.tools.bench_report import Limit, report, result_table, spread, summary
+from trtllm_lite.tools.bench_breakdown import spread
+from trtllm_lite.tools.bench_report import Limit, report, result_table, summary
 from trtllm_lite.tools.bench_run import (
     WARM_UP,
     BenchOptions,
     Point,
+    Sample,
     grid,
     prompts,
     run_bench,
@@ -50,6 +60,9 @@ from trtllm_lite.tools.cli import cli
 VOCAB = 50
 
 
+TUNING = Tuning(Setting(3, "off"), "remembered")
+
+
 @dataclass
 class FakeLLM:
     """Takes 1 s to the first token and 0.1 s for each further one, on a clock of its own."""
@@ -58,6 +71,11 @@ class FakeLLM:
     now: float = 10.0
     calls: list[tuple[list[list[int]], SamplingParams]] = field(default_factory=list)
     config: EngineConfig = field(default_factory=lambda: EngineConfig(4, 128, 64, 512))
+    timer: StepTimer = field(default_factory=NullTimer)
+    tuning: Tuning | None = TUNING
+
+    def time_steps(self, timer: StepTimer) -> None:
+        self.timer = timer
 
     def generate(
         self,
@@ -69,6 +87,9 @@ class FakeLLM:
         assert params is not None
         assert params.max_tokens is not None
         self.calls.append((prompt_token_ids, params))
+        if isinstance(self.timer, StepRecorder):
+            rows = len(prompt_token_ids)
+            self.timer.steps.append(StepTimes(rows, rows, 0, 0, (0.125,) * len(PARTS)))
         start, first = self.now, self.now + 1.0
         end = self.now = first + 0.1 * (params.max_tokens - 1)
         metrics = RequestMetrics(start, start, first, end, params.max_tokens)
@@ -137,6 +158,16 @@ def test_a_grid_that_does_not_fit_is_refused_with_numbers() -> None:
         OPTIONS.check(12)
 
 
+def test_steps_are_taken_apart_only_when_asked_for() -> None:
+    llm = FakeLLM()
+    plain = run_bench(llm, VOCAB, OPTIONS, NoProgress())
+    assert all(sample.steps == () for runs in plain.values() for sample in runs)
+    asked = run_bench(llm, VOCAB, replace(OPTIONS, breakdown=True), NoProgress())
+    rows = [[s.decode_rows for s in sample.steps] for runs in asked.values() for sample in runs]
+    assert rows == [[1], [1], [3], [3], [1], [1], [3], [3]]
+    assert isinstance(llm.timer, NullTimer)
+
+
 @given(st.lists(st.floats(0, 1e6), min_size=1))
 def test_spread_is_median_least_and_greatest(values: list[float]) -> None:
     found = spread(iter(values))
@@ -185,6 +216,35 @@ def test_the_report_holds_what_is_needed_to_compare(tmp_path: Path) -> None:
         *("10.7 [10.7, 10.7]", "40.00", "40%"),
     )
     assert "40.00 ms a token" in summary(document)[1]
+
+
+def test_guesses_are_counted_over_all_runs(tmp_path: Path) -> None:
+    sample = Sample((1.0,), (0.1,), 2.0, 10)
+    runs = {
+        Point(8, 5, 1): [
+            replace(sample, draft_tokens=8, accepted_tokens=5),
+            replace(sample, draft_tokens=4, accepted_tokens=1),
+        ],
+        Point(8, 5, 3): [replace(sample, draft_tokens=3, accepted_tokens=3)],
+    }
+    document = report(make_bundle(tmp_path), OPTIONS, {"threads": 1}, Limit(4_000, 1e5), runs)
+    found = [(r["draft_tokens"], r["accepted_tokens"]) for r in document["results"]]
+    assert found == [(12, 6), (3, 3)]
+    assert summary(document)[-1] == "Speculation: 9 of 15 guesses right"
+
+
+def test_a_run_counts_the_guesses_of_its_requests() -> None:
+    class Guessing(FakeLLM):
+        def generate(self, *args: Any, **kwargs: Any) -> list[RequestOutput]:
+            made = super().generate(*args, **kwargs)
+            return [
+                replace(r, metrics=replace(r.metrics, num_draft_tokens=4, num_accepted_tokens=3))
+                for r in made
+            ]
+
+    samples = run_bench(Guessing(), VOCAB, OPTIONS, NoProgress())
+    counts = {p: {(s.draft_tokens, s.accepted_tokens) for s in runs} for p, runs in samples.items()}
+    assert counts == {p: {(4 * p.concurrency, 3 * p.concurrency)} for p in samples}
 
 
 def test_what_is_not_known_is_null_and_a_dash(tmp_path: Path) -> None:
@@ -265,6 +325,8 @@ def test_the_command_writes_one_document_to_file_and_stdout(
     ]
     assert document["options"]["max_num_batched_tokens"] == 64
     assert document["options"]["repeats"] == 3
+    settings = {name: document["options"][name] for name in ("threads", "spin", "tuning")}
+    assert settings == {"threads": 3, "spin": "off", "tuning": "remembered"}
     (engine,) = opened
     assert engine["max_num_seqs"] == 3
     assert engine["intra_op_num_threads"] == 2
@@ -276,6 +338,23 @@ def test_the_command_shows_a_table(opened: list[dict[str, Any]]) -> None:
     assert "TPOT ms" in result.stdout
     assert "100.0 [100.0, 100.0]" in result.stdout
     assert "round 3 of 3 ... " in result.stderr
+
+
+def test_the_breakdown_is_a_table_more_and_part_of_the_document(
+    opened: list[dict[str, Any]],
+) -> None:
+    grid_options = ("--input-len", "8", "--output-len", "5", "--concurrency", "1,3", "--breakdown")
+    shown = run(*grid_options)
+    assert "all but run  750.000 [750.000, 750.000]" in shown.stdout
+    assert "8 in, 5 out, 3 at once" in shown.stdout
+    document = json.loads(run(*grid_options, "--json").stdout)
+    assert document["options"]["breakdown"] is True
+    for result, rows in zip(document["results"], (1, 3), strict=True):
+        decode = result["breakdown"]["decode"]
+        assert decode["decode_rows"]["median"] == rows
+        assert decode["seconds"]["total"]["median"] == 0.125 * len(PARTS)
+    plain = json.loads(run(*grid_options[:-1], "--json").stdout)
+    assert "breakdown" not in plain["results"][0]
 
 
 def test_what_cannot_work_is_refused_before_any_run(opened: list[dict[str, Any]]) -> None:

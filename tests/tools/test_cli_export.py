@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from trtllm_lite.exporter.options import ExportOptions
+from trtllm_lite.exporter.quantize.apply import FormatSize
 from trtllm_lite.runtime.errors import UnsupportedError, VerificationError
 from trtllm_lite.runtime.manifest import (
     FileEntry,
@@ -57,6 +58,9 @@ class Report:
     seconds: dict[str, float] = field(default_factory=lambda: {"trace prefill": 1.25})
     peak_rss_bytes: int = 3 * 2**20
     weight_bytes: int = 2048
+    formats: tuple[FormatSize, ...] = ()
+    quantize: str = "none"
+    why: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {"output": None if self.output is None else str(self.output), "parity": self.parity}
@@ -127,6 +131,26 @@ def test_export_passes_every_option(asked: list[ExportOptions]) -> None:
             dry_run=True,
         )
     ]
+
+
+def test_export_passes_the_weight_formats(asked: list[ExportOptions]) -> None:
+    args = ("export", "m", "-o", "out", "--quantize", "int8", "--prefill-format", "same")
+    assert run(*args).exit_code == 0
+    assert asked == [
+        ExportOptions(model="m", output=Path("out"), quantize="int8", prefill_format="same")
+    ]
+
+
+def test_the_report_shows_each_weight_format_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def export(options: ExportOptions, progress: Progress) -> Report:
+        formats = (FormatSize("int8_block64", 3, 4000, 4250), FormatSize("float32", 2, 10, 40))
+        return Report(options.output, None, formats=formats, quantize="int8", why="auto chose")
+
+    stand_in(monkeypatch, "pipeline", export=export)
+    result = run("export", "m", "-o", "out", "--quantize", "auto")
+    assert result.exit_code == 0, result.output
+    for part in ("int8_block64", "4.2 KiB", "1.062", "4.000", "(int8, because auto chose)"):
+        assert part in result.stdout
 
 
 def test_export_defaults_are_those_of_its_options(asked: list[ExportOptions]) -> None:

@@ -109,15 +109,29 @@ def test_engine_options_arrive(scripted_llm: ScriptedLLM) -> None:
     run(
         *("b", "x", "--max-num-seqs", "2", "--max-model-len", "64", "--threads", "3", "--spin"),
         *("--max-num-batched-tokens", "32", "--no-prefix-caching", "--no-hash-check"),
+        *("--no-host-cache", "--no-huge-pages"),
     )
     default, given = (dict(opened) for opened in scripted_llm.opened)
     assert str(given.pop("bundle")) == str(default.pop("bundle")) == "b"
-    assert default == {"spin": False, "check_hashes": True, "enable_prefix_caching": True}
+    assert default == {
+        **{"host_cache": True, "check_hashes": True, "enable_prefix_caching": True},
+        **{"kernels": "auto"},
+    }
     assert given == {
         **{"max_num_seqs": 2, "max_model_len": 64, "max_num_batched_tokens": 32},
         **{"intra_op_num_threads": 3, "spin": True, "check_hashes": False},
-        **{"enable_prefix_caching": False},
+        **{"enable_prefix_caching": False, "host_cache": False, "huge_pages": False},
+        **{"kernels": "auto"},
     }
+
+
+def test_settings_are_told_when_they_were_measured_or_to_debug(scripted_llm: ScriptedLLM) -> None:
+    assert "settings for this machine" not in run("b", "x").stderr
+    told = "settings for this machine: 3 threads, spinning off"
+    assert f"{told} (remembered)" in run("b", "x", "--debug").stderr
+    scripted_llm.tuning = replace(scripted_llm.tuning, origin="measured")
+    assert f"{told} (measured)" in run("b", "x").stderr
+    assert told not in run("b", "x", "--quiet").stderr
 
 
 def test_streaming_shows_each_piece(

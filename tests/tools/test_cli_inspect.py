@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from onnx import TensorProto, helper, numpy_helper
 
 from trtllm_lite.runtime.bundle_files import describe_file
+from trtllm_lite.runtime.host_cache import Preparer, host_cache
 from trtllm_lite.runtime.manifest import (
     GraphSpec,
     KVLayer,
@@ -27,7 +28,9 @@ from trtllm_lite.runtime.manifest import (
     TensorSpec,
 )
 from trtllm_lite.runtime.manifest_io import write_manifest
+from trtllm_lite.runtime.progress import Progress
 from trtllm_lite.tools.cli import cli
+from trtllm_lite.tools.inspect_tables import quantization_text
 from trtllm_lite.tools.weights import WeightGroup, read_weights, weight_groups
 
 LAYERS = (KVLayer(2, 8), KVLayer(2, 8, sliding_window=16), KVLayer(1, 4))
@@ -226,3 +229,29 @@ cli.main(["inspect", {str(folder)!r}])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "Graph prefill" in done.stdout
+
+
+def test_every_format_of_the_weights_is_shown() -> None:
+    kept = {"a.weight": "int8_block64", "b.weight": "int8_block64"}
+    formats = Quantization("int4_block32", "int4_block64", "int8_block64", "none", kept)
+    assert quantization_text(formats) == (
+        "prefill int4_block32, decode int4_block64, embedding int8_block64, lm_head none, "
+        "2 weights int8_block64"
+    )
+
+
+def test_what_this_machine_keeps_is_shown(folder: Path) -> None:
+    assert "nothing yet" in run(folder).stdout
+    cache = host_cache(folder)
+
+    def prepare(into: Path, _: Progress) -> None:
+        (into / "w").write_bytes(bytes(2048))
+
+    made = cache.prepared(Preparer("packer", "7", prepare))
+    cache.remember("tuning", {"threads": 3, "spin": "off"})
+    rows = [" ".join(line.split()) for line in run(folder).stdout.splitlines()]
+    assert any(row.startswith("packer 2.") and row.endswith(f"KiB in {made}") for row in rows)
+    assert "settings threads 3, spin off" in rows
+    host = json.loads(run(folder, "--json").stdout)["host"]
+    assert host["tuning"] == {"threads": 3, "spin": "off"}
+    assert [e["folder"] for e in host["prepared"]] == [str(made)]

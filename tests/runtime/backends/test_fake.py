@@ -14,11 +14,13 @@ from trtllm_lite.runtime.backends.fake import FakeSession, open_session
 from trtllm_lite.runtime.bundle import Bundle
 from trtllm_lite.runtime.errors import StepError
 from trtllm_lite.runtime.manifest import (
+    GraphSpec,
     KVLayer,
     KVSpec,
     Limits,
     Manifest,
     ModelFacts,
+    Phase,
     Quantization,
     Source,
 )
@@ -26,9 +28,11 @@ from trtllm_lite.runtime.manifest import (
 VOCAB = 61
 
 
-def session(recompute_at: int | None = None) -> FakeSession:
+def session(recompute_at: int | None = None, *, multi_token: bool = True) -> FakeSession:
     options = SessionOptions(num_slots=4, capacity=24)
-    return FakeSession(options, vocab_size=VOCAB, recompute_at=recompute_at)
+    return FakeSession(
+        options, vocab_size=VOCAB, recompute_at=recompute_at, multi_token_decode=multi_token
+    )
 
 
 def batch(first_slot: int, rows: list[list[int]], past: list[int], **changes: Any) -> Batch:
@@ -184,7 +188,6 @@ BROKEN: dict[str, dict[str, Any]] = {
     "past_lens$": {"past_lens": np.array([23], np.int32)},
     "query_lens$": {"query_lens": np.array([0], np.int32)},
     "context_lens$": {"context_lens": np.array([1], np.int32)},
-    "decode": {"phase": "decode"},
 }
 
 
@@ -192,6 +195,27 @@ BROKEN: dict[str, dict[str, Any]] = {
 def test_a_batch_that_breaks_the_contract_is_refused(what: str) -> None:
     with pytest.raises(StepError, match=f"breaks the contract: {what}"):
         session().run(replace(batch(0, [[1, 2]], [0]), **BROKEN[what]))
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_every_position_of_a_ragged_batch_has_its_own_logits(phase: Phase) -> None:
+    fake = session()
+    rows = [[1, 2, 3], [4], [5, 6]]
+    indices = np.array([[0, 1, 2], [0, 0, 0], [0, 1, 1]])
+    logits = fake.run(batch(0, rows, [0, 0, 0], phase=phase, logits_indices=indices))
+    for i, row in enumerate(rows):
+        for j, position in enumerate(indices[i]):
+            np.testing.assert_array_equal(logits[i, j], fake.reference(row[: position + 1]))
+
+
+def test_decode_is_one_token_a_row_where_the_graph_takes_no_more() -> None:
+    fake = session(multi_token=False)
+    assert not fake.info.multi_token_decode
+    fake.run(batch(0, [[1, 2], [3, 4]], [0, 0]))
+    fake.run(batch(0, [[3], [5]], [2, 2], phase="decode"))
+    for rows, more in (([[1, 2]], {}), ([[1]], {"logits_indices": np.array([[0, 0]])})):
+        with pytest.raises(StepError, match="breaks the contract: decode"):
+            fake.run(batch(0, rows, [0], phase="decode", **more))
 
 
 def test_the_last_slot_and_the_last_token_of_capacity_can_be_used() -> None:
@@ -223,9 +247,12 @@ def test_a_closed_session_refuses_everything_but_closing() -> None:
         fake.release(0)
 
 
-def test_a_session_takes_vocabulary_and_regimes_from_a_bundle(fake_bundle: Bundle) -> None:
+def test_a_session_takes_vocabulary_regimes_and_decode_form_from_a_bundle(
+    fake_bundle: Bundle,
+) -> None:
     fake = open_session(fake_bundle, SessionOptions(1, 8))
     assert fake.reference([1, 2]).shape == (fake_bundle.manifest.model.vocab_size,)
+    assert not fake.info.multi_token_decode
     plain = FakeSession(SessionOptions(1, 8), vocab_size=fake_bundle.manifest.model.vocab_size)
     assert (fake.reference([1, 2, 3]) != plain.reference([1, 2, 3])).any()
 
@@ -240,7 +267,7 @@ def fake_bundle() -> Bundle:
         quantization=Quantization(),
         limits=Limits(1, 8),
         kv=KVSpec("float32", (KVLayer(1, 8),), recompute_at=2),
-        graphs=(),
+        graphs=(GraphSpec("decode", "decode.onnx", (), ()),),
         weights="weights.bin",
         files=(),
     )

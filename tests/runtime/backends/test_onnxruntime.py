@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, save_model
 
 from trtllm_lite.runtime.backends import open_session as open_by_target
-from trtllm_lite.runtime.backends.base import Batch, SessionOptions
+from trtllm_lite.runtime.backends.base import Batch, SessionOptions, Spin
 from trtllm_lite.runtime.backends.onnxruntime import open_session
 from trtllm_lite.runtime.backends.ort_session import MAX_BINDINGS
 from trtllm_lite.runtime.bundle import Bundle
@@ -220,13 +220,32 @@ def test_a_missing_or_old_onnxruntime_names_the_extra(
         open_session(bundle, SessionOptions(2, 8))
 
 
-@pytest.mark.parametrize(("spin", "entry"), [(False, "100"), (True, "10000000")])
-def test_thread_options_reach_both_graphs(bundle: Bundle, spin: bool, entry: str) -> None:
+@pytest.mark.parametrize(
+    ("spin", "allowed", "microseconds"),
+    [("off", "0", None), ("brief", "1", "100"), ("long", "1", "2000")],
+)
+def test_thread_options_reach_both_graphs(
+    bundle: Bundle, spin: Spin, allowed: str, microseconds: str | None
+) -> None:
     session = open_session(bundle, SessionOptions(2, 8, intra_op_num_threads=3, spin=spin))
     for phase in PHASES:
         options = session._graphs[phase].session.get_session_options()
-        assert options.get_session_config_entry("session.intra_op.spin_duration_us") == entry
+        assert options.get_session_config_entry("session.intra_op.allow_spinning") == allowed
+        if microseconds is not None:
+            entry = options.get_session_config_entry("session.intra_op.spin_duration_us")
+            assert entry == microseconds
         assert (options.intra_op_num_threads, options.inter_op_num_threads) == (3, 1)
+    assert session.info.spin == spin
+
+
+def test_a_session_without_prefill_decodes_only(bundle: Bundle) -> None:
+    session = open_session(bundle, SessionOptions(2, 8, phases=("decode",)))
+    assert session.run(one_token(0)).shape == (1, 1, DIM)
+    prefill = replace(one_token(0), phase="prefill")
+    with pytest.raises(StepError, match="without the prefill graph"):
+        session.run(prefill)
+    with pytest.raises(UsageError, match="'decode' is always needed"):
+        open_session(bundle, SessionOptions(2, 8, phases=("prefill",)))
 
 
 def test_small_inputs_of_one_shape_are_bound_once(bundle: Bundle) -> None:
@@ -240,7 +259,7 @@ def test_small_inputs_of_one_shape_are_bound_once(bundle: Bundle) -> None:
 
 
 def test_info_and_close(bundle: Bundle) -> None:
-    session = open_by_target(bundle, SessionOptions(2, 8, intra_op_num_threads=1, spin=True))
+    session = open_by_target(bundle, SessionOptions(2, 8, intra_op_num_threads=1))
     assert (session.info.backend, session.info.device) == ("onnxruntime", "cpu")
     assert session.info.intra_op_num_threads == 1
     assert session.info.kv_bytes_per_token == 2 * DIM * 4

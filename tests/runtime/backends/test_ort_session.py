@@ -303,10 +303,12 @@ def test_chunks_of_any_size_equal_the_whole(rows: Rows, size: int) -> None:
 
 def test_all_positions_of_a_chunk_can_be_asked_for(rows: Rows) -> None:
     tokens = prompt(5, 12)
+    rows.prefill(1, [prompt(6, 3)])
     logits = rows.prefill(0, [tokens], indices=np.arange(12)[None])
     close_to(logits[0], reference(rows.weights, tokens))
     shorter = rows.prefill(1, [prompt(6, 3)])
     close_to(shorter[0, 0], rows.expected(1))
+    assert np.shares_memory(logits, shorter)
 
 
 def test_decode_of_more_and_fewer_ragged_rows_matches_the_reference(rows: Rows) -> None:

@@ -1,0 +1,141 @@
+"""What was measured -> the gates of the certificate. All limits stand here.
+
+A plain bundle computes what its reference computes, up to the order of float32 sums. A quantized
+one does not: there the quality on a text is bounded by format, and what must hold exactly (rows do
+not see each other, chunks are what one pass is) holds up to roundings that fall the other way.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from trtllm_lite.exporter.certificate import UNBOUNDED, Gate, QualityRecord, finite
+from trtllm_lite.exporter.checks import Findings
+from trtllm_lite.exporter.quality.measure import Quality
+from trtllm_lite.exporter.quality.phases import PhaseQuality
+from trtllm_lite.exporter.quantize.formats import (
+    INT4_BLOCK32,
+    INT4_BLOCK64,
+    INT8_BLOCK32,
+    INT8_BLOCK64,
+    NONE,
+    W8A8,
+)
+from trtllm_lite.runtime.manifest import Quantization
+
+# Float32 sums in another order; relative to the largest logit.
+LOGIT_TOLERANCE = 5e-5
+KL_LIMIT = 1e-5
+# Quantized: sums in another order now and then round an activation to its other neighbour.
+ROUNDED_TOLERANCE = 0.05
+# Prefill and decode then differ in kernels, and mostly in formats.
+PHASES_TOLERANCE = 0.25
+# Nats a token, mean of a prompt: far above any format's loss, far below a wrong position or mask.
+PROMPT_KL_LIMIT = 0.7
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Worst quality that a format may have: perplexity over the reference's, and the share of
+    positions with the reference's most likely token (None: no limit of its own)."""
+
+    ppl_ratio: float
+    top1: float | None = None
+
+
+QUALITY: Mapping[str, Limits] = {
+    NONE: Limits(1.001, 0.99),
+    INT8_BLOCK32.name: Limits(1.010, 0.96),
+    INT8_BLOCK64.name: Limits(1.010, 0.96),
+    W8A8.name: Limits(1.025),
+    # At least as good as llama.cpp's Q4_K_M of the same weights, 1.052 on its own text.
+    INT4_BLOCK32.name: Limits(1.052),
+    INT4_BLOCK64.name: Limits(1.052),
+}
+
+
+def exact_gates(findings: Findings) -> tuple[Gate, ...]:
+    """The gates of a bundle whose weights are plain."""
+    scale = findings.logit_scale
+    agreement = findings.agreed / findings.compared
+    kl = max(p.kl for p in findings.prompts)
+    gates = [
+        Gate("greedy_tokens", agreement == 1.0, agreement, 1.0, "share of equal greedy tokens"),
+        at_most("logits_max_abs", findings.distances["logits"], LOGIT_TOLERANCE * scale),
+        at_most("logits_max_kl", kl, KL_LIMIT),
+    ]
+    limit = LOGIT_TOLERANCE * scale
+    for name in ("chunked_equals_whole", "decode_equals_prefill", "batched_equals_alone"):
+        gates.append(_distance(findings, name, limit))
+    return tuple(gates)
+
+
+def quantized_gates(
+    findings: Findings,
+    quality: PhaseQuality,
+    formats: Quantization,
+    native: Quality | None = None,
+) -> tuple[Gate, ...]:
+    """The gates of a bundle with quantized weights. native: under our own kernels, which use the
+    decode format in both phases; None where they cannot run."""
+    scale = findings.logit_scale
+    worst = max((p.mean_kl for p in findings.prompts), default=UNBOUNDED)
+    meaning = "nats a token of the worst prompt"
+    return (
+        *_quality_gates("prefill", quality.prefill, formats.prefill),
+        *_quality_gates("decode", quality.decode, formats.decode),
+        *(() if native is None else _quality_gates("native", native, formats.decode)),
+        at_most("prompts_mean_kl", worst, PROMPT_KL_LIMIT, meaning),
+        _distance(findings, "chunked_equals_whole", ROUNDED_TOLERANCE * scale),
+        _distance(findings, "decode_equals_prefill", PHASES_TOLERANCE * scale),
+        _distance(findings, "batched_equals_alone", ROUNDED_TOLERANCE * scale),
+    )
+
+
+def quality_records(
+    quality: PhaseQuality, formats: Quantization, text: str, native: Quality | None = None
+) -> tuple[QualityRecord, ...]:
+    """What was measured, for the certificate."""
+    phases = [
+        ("prefill", formats.prefill, quality.prefill),
+        ("decode", formats.decode, quality.decode),
+    ]
+    if native is not None:
+        phases.append(("native", formats.decode, native))
+    return tuple(
+        QualityRecord(
+            phase=phase,
+            format=name,
+            text=text,
+            ppl=finite(q.ppl),
+            ref_ppl=finite(q.ref_ppl),
+            kl=finite(q.kl),
+            top1=q.top1,
+            num_tokens=q.num_tokens,
+        )
+        for phase, name, q in phases
+    )
+
+
+def is_quantized(formats: Quantization) -> bool:
+    return (formats.prefill, formats.decode) != (NONE, NONE)
+
+
+def at_most(name: str, value: float, limit: float, meaning: str = "") -> Gate:
+    """Passes up to the limit; infinity and NaN never do."""
+    return Gate(name, math.isfinite(value) and value <= limit, finite(value), limit, meaning)
+
+
+def _quality_gates(phase: str, quality: Quality, name: str) -> Iterator[Gate]:
+    limits = QUALITY[name]
+    meaning = "perplexity over the reference's"
+    yield at_most(f"{phase}_perplexity", quality.ppl_ratio, limits.ppl_ratio, meaning)
+    if limits.top1 is not None:
+        right = quality.top1 >= limits.top1
+        meaning = "share of equal most likely tokens, at least"
+        yield Gate(f"{phase}_top1", right, quality.top1, limits.top1, meaning)
+
+
+def _distance(findings: Findings, name: str, limit: float) -> Gate:
+    """What was never measured has not been proved."""
+    return at_most(name, findings.distances.get(name, UNBOUNDED), limit)

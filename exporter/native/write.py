@@ -1,0 +1,87 @@
+"""The native graph's files in a bundle: the graph, and the table that says how its data are made.
+
+The data themselves are not in the bundle: they are weights.bin in another order, and are made on
+the machine that runs them.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx_ir as ir
+
+from trtllm_lite.exporter.external_data import ALIGNMENT, Placed
+from trtllm_lite.exporter.native.lower import NativeGraph
+from trtllm_lite.runtime.native_table import (
+    DATA_NAME,
+    GRAPH_NAME,
+    TABLE_NAME,
+    VERSION,
+    Copy,
+    NativeTable,
+    PackedWeight,
+    to_json,
+)
+
+SUFFIXES = {8: ("q8", "q8_scale", None), 4: ("q4", "q4_scale", "q4_zero")}
+
+
+def write_native(folder: Path, native: NativeGraph, places: Mapping[str, Placed]) -> list[str]:
+    """Write both files and return their names. `places`: where weights.bin holds what."""
+    table, targets = _table(native, places)
+    for name, value in native.model.graph.initializers.items():
+        if value.const_value is None:
+            assert value.shape is not None
+            assert value.dtype is not None
+            offset, length = targets[name]
+            value.const_value = ir.ExternalTensor(
+                DATA_NAME, offset, length, value.dtype, shape=value.shape, name=name
+            )
+    ir.save(native.model, folder / GRAPH_NAME)
+    text = json.dumps(to_json(table), indent=1)
+    (folder / TABLE_NAME).write_text(text + "\n", encoding="utf-8")
+    return [GRAPH_NAME, TABLE_NAME]
+
+
+def _table(
+    native: NativeGraph, places: Mapping[str, Placed]
+) -> tuple[NativeTable, dict[str, tuple[int, int]]]:
+    """The table, and for each initializer its (offset, length) in the data file."""
+    targets: dict[str, tuple[int, int]] = {}
+    end = 0
+    for name, value in native.model.graph.initializers.items():
+        if value.const_value is None:
+            length = _nbytes(value)
+            offset = -(-end // ALIGNMENT) * ALIGNMENT
+            targets[name] = (offset, length)
+            end = offset + length
+    weights = []
+    coded = set()
+    for name, packing in native.packings.items():
+        codes, scale, zero = SUFFIXES[packing.bits]
+        coded |= {f"{name}.codes", f"{name}.scale", f"{name}.zero"}
+        weights.append(
+            PackedWeight(
+                packing=packing,
+                codes=(places[f"{name}.{codes}"].offset, targets[f"{name}.codes"][0]),
+                scale=(places[f"{name}.{scale}"].offset, targets[f"{name}.scale"][0]),
+                zero=None
+                if zero is None
+                else (places[f"{name}.{zero}"].offset, targets[f"{name}.zero"][0]),
+            )
+        )
+    copies = tuple(
+        Copy(places[name].offset, offset, length)
+        for name, (offset, length) in targets.items()
+        if name not in coded
+    )
+    return NativeTable(VERSION, end, tuple(weights), copies), targets
+
+
+def _nbytes(value: ir.Value) -> int:
+    assert value.shape is not None
+    assert value.dtype is not None
+    count = 1
+    for dim in value.shape.numpy():
+        count *= int(dim)
+    return count * value.dtype.bitwidth // 8

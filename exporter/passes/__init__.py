@@ -1,0 +1,60 @@
+"""Rewrites of a traced graph. Each takes an onnx_ir model, changes it in place, and returns in how
+many places it did."""
+
+from trtllm_lite.exporter.passes.activation import fuse_activation
+from trtllm_lite.exporter.passes.attention import pack_attention
+from trtllm_lite.exporter.passes.constants import fold_constants
+from trtllm_lite.exporter.passes.edit import MICROSOFT
+from trtllm_lite.exporter.passes.layout import simplify_layouts, split_slices
+from trtllm_lite.exporter.passes.linear import fuse_linear, pack_projections
+from trtllm_lite.exporter.passes.norm import (
+    SKIP,
+    SUM,
+    fold_offsets,
+    fuse_layer_norm,
+    fuse_rms_norm,
+    fuse_skip_norm,
+)
+from trtllm_lite.exporter.passes.notes import drop_trace_notes, scopes
+from trtllm_lite.exporter.passes.rotary import fold_rotary
+from trtllm_lite.exporter.passes.rows import widen_rows
+from trtllm_lite.exporter.passes.tokens import hoist_tokens, pick_tokens
+from trtllm_lite.exporter.passes.weights import (
+    add_storage_casts,
+    drop_unused_weights,
+    external_weights,
+    pack_weights,
+    take_tables,
+    weight_offset,
+    weight_parts,
+)
+
+__all__ = [
+    "MICROSOFT",
+    "SKIP",
+    "SUM",
+    "add_storage_casts",
+    "drop_trace_notes",
+    "drop_unused_weights",
+    "external_weights",
+    "fold_constants",
+    "fold_offsets",
+    "fold_rotary",
+    "fuse_activation",
+    "fuse_layer_norm",
+    "fuse_linear",
+    "fuse_rms_norm",
+    "fuse_skip_norm",
+    "hoist_tokens",
+    "pack_attention",
+    "pack_projections",
+    "pack_weights",
+    "pick_tokens",
+    "scopes",
+    "simplify_layouts",
+    "split_slices",
+    "take_tables",
+    "weight_offset",
+    "weight_parts",
+    "widen_rows",
+]

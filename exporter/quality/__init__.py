@@ -1,0 +1,1 @@
+"""How far a bundle's predictions are from its checkpoint's: perplexity, divergence, agreement."""

@@ -1,0 +1,44 @@
+"""The texts that ship with the exporter, as windows of token ids.
+
+`quality.txt` is held out: nothing is fitted to it. `calibration.txt` is what quantizers may look
+at. Both were written for this project and mix stories, manuals, dialogue, code, numbers and a
+little of other languages.
+"""
+
+from collections.abc import Callable, Sequence
+from importlib import resources
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Text = Literal["quality", "calibration"]
+Encode = Callable[[str], Sequence[int]]
+WINDOW = 256
+RANDOM_WINDOWS = 8
+
+
+def read_text(name: Text) -> str:
+    """One of the shipped texts."""
+    file = resources.files("trtllm_lite.exporter") / "data" / f"{name}.txt"
+    return file.read_text(encoding="utf-8")
+
+
+def text_windows(
+    name: Text, encode: Encode | None, vocab_size: int, longest: int = WINDOW
+) -> Array:
+    """Token ids [windows, length] int64, length = min(WINDOW, longest), the rest is left out.
+
+    encode: a tokenizer's; a checkpoint that has none gets random ids below `vocab_size`, the same
+    for the same text. Raises ValueError when `longest` is less than 2: nothing would be predicted.
+    """
+    length = min(WINDOW, longest)
+    if length < 2:
+        raise ValueError(f"windows of {longest} tokens predict nothing")
+    if encode is None:
+        rng = np.random.default_rng(list(name.encode()))
+        return rng.integers(0, vocab_size, (RANDOM_WINDOWS, length))
+    ids = np.asarray(encode(read_text(name)), np.int64)
+    count = len(ids) // length
+    return ids[: count * length].reshape(count, length)

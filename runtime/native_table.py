@@ -1,0 +1,125 @@
+"""native.json: how the data of a bundle's native graph are made from its weights file.
+
+Offsets are bytes; a pair is (in the weights file, in the data file).
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trtllm_lite.runtime.errors import BundleError
+from trtllm_lite.runtime.native_layout import Packing
+from trtllm_lite.runtime.strict_json import parse, shown
+
+TABLE_NAME = "native.json"
+GRAPH_NAME = "native.onnx"
+DATA_NAME = "native.bin"
+FORMAT = "trtllm-lite-native"
+VERSION = 1
+"""Of the operators and of the packing: it rises when either would compute or lie otherwise."""
+MAX_BYTES = 2**48
+MAX_TABLE_BYTES = 16 * 2**20
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Bytes that are the same in both files."""
+
+    source: int
+    target: int
+    length: int
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """A quantized weight that is packed anew. `zero` only for 4 bits."""
+
+    packing: Packing
+    codes: Pair
+    scale: Pair
+    zero: Pair | None
+
+
+@dataclass(frozen=True)
+class NativeTable:
+    """The whole table. `size` is that of the data file."""
+
+    version: int
+    size: int
+    weights: tuple[PackedWeight, ...]
+    copies: tuple[Copy, ...]
+
+
+def to_json(table: NativeTable) -> dict[str, Any]:
+    """Plain data for native.json."""
+    return {"format": FORMAT, **asdict(table)}
+
+
+def from_json(data: bytes) -> NativeTable:
+    """Raises BundleError for a table that is not one of ours."""
+    try:
+        root = parse(data)
+        return _table(root)
+    except KeyError as error:
+        raise BundleError(TABLE_NAME, f"is not a table of native weights: no {error}") from error
+    except ValueError as error:
+        raise BundleError(TABLE_NAME, f"is not a table of native weights: {error}") from error
+
+
+def _table(root: object) -> NativeTable:
+    table = _object(root)
+    if table["format"] != FORMAT:
+        raise ValueError(f"format is {shown(table['format'])}")
+    return NativeTable(
+        version=_count(table["version"]),
+        size=_count(table["size"]),
+        weights=tuple(_weight(_object(w)) for w in _list(table["weights"])),
+        copies=tuple(
+            Copy(*(_count(_object(c)[key]) for key in ("source", "target", "length")))
+            for c in _list(table["copies"])
+        ),
+    )
+
+
+def _weight(found: Mapping[str, Any]) -> PackedWeight:
+    p = _object(found["packing"])
+    n, k, bits, block = (_count(p[key], 1) for key in ("n", "k", "bits", "block"))
+    if bits not in (4, 8) or block not in (32, 64, 128):
+        raise ValueError(f"a weight of {bits} bits in blocks of {block}")
+    gated, zero = p["gated"], found["zero"]
+    if not isinstance(gated, bool) or (gated and n % 2):
+        raise ValueError(f"gated is {shown(gated)} of a weight with {n} rows")
+    if bits == 8 and zero is not None:
+        raise ValueError("zero points of a weight of 8 bits")
+    return PackedWeight(
+        packing=Packing(n, k, bits, block, gated),
+        codes=_pair(found["codes"]),
+        scale=_pair(found["scale"]),
+        zero=None if bits == 8 else _pair(zero),
+    )
+
+
+def _pair(found: object) -> Pair:
+    if not isinstance(found, list) or len(found) != 2:
+        raise ValueError(f"{shown(found)} is not a pair")
+    return _count(found[0]), _count(found[1])
+
+
+def _count(found: object, lowest: int = 0) -> int:
+    if not isinstance(found, int) or isinstance(found, bool) or not lowest <= found <= MAX_BYTES:
+        raise ValueError(f"{shown(found)} is not a number from {lowest}")
+    return found
+
+
+def _list(found: object) -> list[Any]:
+    if not isinstance(found, list):
+        raise ValueError(f"{shown(found)} is not a list")
+    return found
+
+
+def _object(found: object) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise ValueError(f"{shown(found)} is not an object")
+    return found

@@ -1,0 +1,110 @@
+"""Makes the data file of a bundle's native graph on the machine that is to run it."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from trtllm_lite.runtime.bundle import Bundle, check_graph
+from trtllm_lite.runtime.errors import BundleError
+from trtllm_lite.runtime.host_cache import PrepareError, Preparer
+from trtllm_lite.runtime.native_table import (
+    DATA_NAME,
+    GRAPH_NAME,
+    MAX_TABLE_BYTES,
+    TABLE_NAME,
+    VERSION,
+    NativeTable,
+    PackedWeight,
+    from_json,
+)
+from trtllm_lite.runtime.progress import Progress
+from trtllm_lite.runtime.protobuf import WireError
+
+NAME = "native"
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def has_native(bundle: Bundle) -> bool:
+    """Whether the bundle brings a graph over the native kernels."""
+    return bundle.has(TABLE_NAME) and bundle.has(GRAPH_NAME)
+
+
+def native_preparer(bundle: Bundle) -> Preparer:
+    """Prepares the native graph with its data: `GRAPH_NAME` and `DATA_NAME` in one folder."""
+
+    def prepare(folder: Path, progress: Progress) -> None:
+        progress.step("pack the weights for this machine")
+        try:
+            table = read_table(bundle)
+            shutil.copyfile(bundle.path(GRAPH_NAME), folder / GRAPH_NAME)
+            with (folder / GRAPH_NAME).open("rb") as file:
+                check_graph(file.fileno(), {DATA_NAME: table.size})
+            write_data(bundle.path(bundle.manifest.weights), folder / DATA_NAME, table, progress)
+        except BundleError as error:
+            raise PrepareError(str(error)) from error
+        except WireError as error:
+            raise PrepareError(f"{GRAPH_NAME}: {error}") from error
+
+    return Preparer(NAME, f"{VERSION}", prepare)
+
+
+def read_table(bundle: Bundle) -> NativeTable:
+    """The bundle's table. Raises BundleError, also for a version that this runtime lacks."""
+    path = bundle.path(TABLE_NAME)
+    if path.stat().st_size > MAX_TABLE_BYTES:
+        raise BundleError(TABLE_NAME, f"is larger than {MAX_TABLE_BYTES} bytes")
+    table = from_json(path.read_bytes())
+    if table.version != VERSION:
+        raise BundleError(TABLE_NAME, f"version {table.version}; this runtime knows {VERSION}")
+    return table
+
+
+def write_data(source: Path, target: Path, table: NativeTable, progress: Progress) -> None:
+    """Write the data file. Holds some panels of one weight at a time.
+
+    Raises BundleError for a table that points outside a file, OSError.
+    """
+    weights: Bytes = np.zeros(0, np.uint8)
+    if source.stat().st_size > 0:
+        weights = np.memmap(source, np.uint8, mode="r")
+    done = 0
+    with target.open("wb") as file:
+        os.truncate(file.fileno(), table.size)
+        for copy in table.copies:
+            _put(file, table, copy.target, _cut(weights, copy.source, copy.length))
+        for weight in table.weights:
+            _pack(file, table, weights, weight)
+            done += int(np.prod(weight.packing.codes_shape))
+            progress.advance(done, table.size, "bytes")
+
+
+def _pack(file: BinaryIO, table: NativeTable, weights: Bytes, weight: PackedWeight) -> None:
+    p = weight.packing
+    codes = _cut(weights, weight.codes[0], p.n * p.source_row_bytes).reshape(p.n, -1)
+    scale = _cut(weights, weight.scale[0], 4 * p.n * p.blocks).view(np.float32).reshape(p.n, -1)
+    zero = None
+    if weight.zero is not None:
+        zero = _cut(weights, weight.zero[0], p.n * p.source_zero_bytes).reshape(p.n, -1)
+    at = [weight.codes[1], weight.scale[1], 0 if weight.zero is None else weight.zero[1]]
+    for pieces in p.packed(codes, scale, zero):
+        for i, piece in enumerate(pieces):
+            if piece is not None:
+                at[i] += _put(file, table, at[i], piece.reshape(-1).view(np.uint8))
+
+
+def _cut(weights: Bytes, offset: int, length: int) -> Bytes:
+    if offset + length > len(weights):
+        raise BundleError(TABLE_NAME, f"points at byte {offset + length} of {len(weights)}")
+    return weights[offset : offset + length]
+
+
+def _put(file: BinaryIO, table: NativeTable, offset: int, data: Bytes) -> int:
+    if offset + len(data) > table.size:
+        raise BundleError(TABLE_NAME, f"writes at byte {offset + len(data)} of {table.size}")
+    file.seek(offset)
+    return file.write(data.data)

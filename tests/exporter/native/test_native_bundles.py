@@ -1,0 +1,151 @@
+"""Quantized bundles run with the native kernels, and with ONNX Runtime's own."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import torch
+
+from trtllm_lite.exporter.replay import decode, prefill
+from trtllm_lite.runtime.backends.base import Batch
+from trtllm_lite.runtime.bundle import open_bundle
+from trtllm_lite.runtime.native_table import (
+    DATA_NAME,
+    GRAPH_NAME,
+    TABLE_NAME,
+    from_json,
+)
+from trtllm_lite.runtime.native_weights import has_native
+
+Array = npt.NDArray[Any]
+Open = Callable[..., Any]
+FEW = 24
+"""Most tokens of a row for which results do not depend on how many are computed at once."""
+
+
+def prompts(vocab: int) -> list[list[int]]:
+    rng = np.random.default_rng(3)
+    return [rng.integers(3, vocab, n).tolist() for n in (19, 24, 2)]
+
+
+def logits_of(session: Any, tokens: list[int], phase: str = "decode") -> Array:
+    """Of all positions at once, [len(tokens), vocab]."""
+    count = len(tokens)
+    batch = Batch(
+        phase="decode" if phase == "decode" else "prefill",
+        first_slot=0,
+        token_ids=np.array([tokens], np.int64),
+        past_lens=np.zeros(1, np.int32),
+        query_lens=np.array([count], np.int32),
+        context_lens=np.array([count], np.int32),
+        logits_indices=np.arange(count)[None],
+    )
+    made: Array = session.run(batch)[0].copy()
+    return made
+
+
+def eager_logits(model: Any, tokens: list[int]) -> Array:
+    with torch.no_grad():
+        made: Array = model(torch.tensor([tokens]), use_cache=False).logits[0].numpy()
+    return made
+
+
+def error(made: Array, wanted: Array) -> float:
+    """Relative to what the logits vary by."""
+    return float(np.linalg.norm(made - wanted) / np.linalg.norm(wanted - wanted.mean()))
+
+
+def test_files(family: Any) -> None:
+    """The graph reads the data file and nothing else, each byte range that the table writes."""
+    bundle = open_bundle(family.bundle)
+    assert has_native(bundle)
+    table = from_json(bundle.path(TABLE_NAME).read_bytes())
+    model = onnx.load(bundle.path(GRAPH_NAME), load_external_data=False)
+    placed = {}
+    for tensor in model.graph.initializer:
+        entries = {e.key: e.value for e in tensor.external_data}
+        if entries:
+            assert entries["location"] == DATA_NAME
+            placed[int(entries["offset"])] = int(entries["length"])
+    written = {c.target: c.length for c in table.copies}
+    for weight in table.weights:
+        scales = 4 * int(np.prod(weight.packing.scale_shape))
+        written[weight.codes[1]] = int(np.prod(weight.packing.codes_shape))
+        written[weight.scale[1]] = scales
+        if weight.zero is not None:
+            written[weight.zero[1]] = scales
+    assert placed == written
+    assert all(offset % 4096 == 0 for offset in placed)
+    assert max(offset + length for offset, length in placed.items()) == table.size
+
+
+def test_native_logits_are_those_of_the_rounded_weights(family: Any, open_kernels: Open) -> None:
+    """Against transformers on the very weights that the bundle has: activations are rounded so
+    finely that it hardly shows. ONNX Runtime rounds them to 8 bits, and is further off."""
+    native = open_kernels(family.bundle, "native")
+    plain = open_kernels(family.bundle, "onnxruntime")
+    assert (native.info.kernels, plain.info.kernels) == ("native", "onnxruntime")
+    model = family.rounded_model()
+    for tokens in prompts(family.report.manifest.model.vocab_size):
+        wanted = eager_logits(model, tokens)
+        ours, theirs = logits_of(native, tokens), logits_of(plain, tokens)
+        assert error(ours, wanted) < 1e-3
+        assert error(ours, wanted) < error(theirs, wanted) < 0.1
+        np.testing.assert_array_equal(logits_of(native, tokens, "prefill"), ours)
+
+
+def test_long_chunks_round_once(family: Any, open_kernels: Open) -> None:
+    """More than 24 tokens at a time: 8-bit activations, as ONNX Runtime has them."""
+    native = open_kernels(family.bundle, "native")
+    vocab = family.report.manifest.model.vocab_size
+    tokens = np.random.default_rng(4).integers(3, vocab, 70).tolist()
+    wanted = eager_logits(family.rounded_model(), tokens)
+    assert 1e-3 < error(logits_of(native, tokens), wanted) < 0.1
+
+
+def test_a_row_is_the_same_in_any_company(family: Any, open_kernels: Open) -> None:
+    """In chunks or at once, beside other rows or alone, token by token or together: bit for bit.
+    Where ONNX Runtime computes the attention, up to the last bits."""
+    session = open_kernels(family.bundle, "native", intra_op_num_threads=2)
+    rows = prompts(family.report.manifest.model.vocab_size)
+    tolerance = 0.0 if family.name != "qwen2" else 1e-4
+
+    def same(made: Array, wanted: Array) -> None:
+        np.testing.assert_allclose(made, wanted, rtol=0, atol=tolerance)
+
+    together = prefill(session, rows)
+    for chunk in (1, 5, FEW):
+        same(prefill(session, rows, chunk), together)
+    for i, row in enumerate(rows):
+        same(prefill(session, [row])[0], together[i])
+    whole = logits_of(session, rows[0])
+    prefill(session, [rows[0][:1]])
+    for i in range(1, len(rows[0])):
+        same(decode(session, rows[0][i : i + 1], [i])[0], whole[i])
+
+
+def test_four_bits(llama_bundle: Callable[[str], Path], open_kernels: Open) -> None:
+    """Both read the same codes, scales and zero points."""
+    bundle = llama_bundle("int4")
+    native, plain = (open_kernels(bundle, kernels) for kernels in ("native", "onnxruntime"))
+    table = from_json((bundle / TABLE_NAME).read_bytes())
+    assert {w.packing.bits for w in table.weights} == {4, 8}
+    for tokens in prompts(300):
+        ours, theirs = logits_of(native, tokens), logits_of(plain, tokens)
+        assert error(ours, theirs) < 0.05
+
+
+def test_plain_bundles_have_none(llama_bundle: Callable[[str], Path]) -> None:
+    bundle = open_bundle(llama_bundle("none"))
+    assert not has_native(bundle)
+    assert not {GRAPH_NAME, TABLE_NAME} & {p.name for p in bundle.folder.iterdir()}
+
+
+def test_the_table_is_json_for_people(family: Any) -> None:
+    document = json.loads((family.bundle / TABLE_NAME).read_text())
+    assert document["format"] == "trtllm-lite-native"
+    assert len(document["weights"]) == len(from_json(json.dumps(document).encode()).weights)

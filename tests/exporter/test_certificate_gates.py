@@ -1,0 +1,116 @@
+"""The limits of a certificate: what passes, what fails, what was never measured."""
+
+import math
+
+import pytest
+
+from trtllm_lite.exporter.certificate import PromptParity
+from trtllm_lite.exporter.checks import Findings
+from trtllm_lite.exporter.gates import (
+    QUALITY,
+    exact_gates,
+    is_quantized,
+    quality_records,
+    quantized_gates,
+)
+from trtllm_lite.exporter.quality.measure import Quality
+from trtllm_lite.exporter.quality.phases import PhaseQuality
+from trtllm_lite.exporter.quantize.formats import FORMATS
+from trtllm_lite.runtime.manifest import Quantization
+
+INT8 = Quantization("w8a8", "int8_block32", "int8_block32", "int8_block32")
+NAMES = ("chunked_equals_whole", "decode_equals_prefill", "batched_equals_alone")
+
+
+def findings(distance: float = 0.0, mean_kl: float = 0.0) -> Findings:
+    made = Findings(logit_scale=10.0, agreed=4, compared=4)
+    made.distances = dict.fromkeys((*NAMES, "logits"), distance)
+    made.prompts = [PromptParity("p", 1, 1, None, 0.0, 0.0, mean_kl)]
+    return made
+
+
+def quality(ratio: float = 1.0, top1: float = 1.0) -> Quality:
+    return Quality(ppl=10.0 * ratio, ref_ppl=10.0, kl=0.01, top1=top1, num_tokens=100)
+
+
+def failed(made: Findings, prefill: Quality, decode: Quality) -> set[str]:
+    gates = quantized_gates(made, PhaseQuality(prefill, decode), INT8)
+    return {gate.name for gate in gates if not gate.passed}
+
+
+def test_every_format_has_a_limit() -> None:
+    assert set(QUALITY) == {"none", *FORMATS}
+
+
+def test_the_limits_of_int8() -> None:
+    good = quality()
+    assert failed(findings(), good, good) == set()
+    assert failed(findings(), quality(1.0249), quality(1.0099, 0.961)) == set()
+    assert failed(findings(), quality(1.0251), good) == {"prefill_perplexity"}
+    assert failed(findings(), good, quality(1.0101)) == {"decode_perplexity"}
+    assert failed(findings(), good, quality(1.0, 0.959)) == {"decode_top1"}
+    assert failed(findings(), quality(math.nan), good) == {"prefill_perplexity"}
+
+
+def test_the_native_kernels_have_decode_s_limits() -> None:
+    made = PhaseQuality(quality(), quality())
+    for native, expected in (
+        (quality(1.0099, 0.961), set()),
+        (quality(1.0101), {"native_perplexity"}),
+        (quality(1.0, 0.959), {"native_top1"}),
+    ):
+        gates = quantized_gates(findings(), made, INT8, native)
+        assert {gate.name for gate in gates if not gate.passed} == expected
+    records = quality_records(made, INT8, "quality.txt", quality(1.0, 0.97))
+    assert [(r.phase, r.format) for r in records][2:] == [("native", "int8_block32")]
+    assert len(quality_records(made, INT8, "quality.txt")) == 2
+
+
+def test_rows_must_not_see_each_other_in_quantized_graphs_either() -> None:
+    assert failed(findings(0.4), quality(), quality()) == set()
+    assert failed(findings(0.6), quality(), quality()) == {
+        "chunked_equals_whole",
+        "batched_equals_alone",
+    }
+    assert failed(findings(2.6), quality(), quality()) == set(NAMES)
+    assert failed(findings(math.inf), quality(), quality()) == set(NAMES)
+
+
+def test_a_prompt_that_goes_wrong_fails() -> None:
+    assert failed(findings(mean_kl=0.8), quality(), quality()) == {"prompts_mean_kl"}
+
+
+def test_what_was_not_measured_is_not_proved() -> None:
+    empty = Findings(logit_scale=10.0)
+    assert failed(empty, quality(), quality()) == {"prompts_mean_kl", *NAMES}
+
+
+def test_plain_weights_must_be_equal() -> None:
+    assert all(gate.passed for gate in exact_gates(findings()))
+    off = findings(1e-3)
+    off.agreed = 3
+    assert not any(g.passed for g in exact_gates(off) if g.name != "logits_max_kl")
+
+
+@pytest.mark.parametrize(
+    ("formats", "expected"),
+    [
+        (Quantization(), False),
+        (INT8, True),
+        (Quantization("none", "int8_block32"), True),
+        (Quantization("w8a8", "none"), True),
+    ],
+)
+def test_is_quantized(formats: Quantization, expected: bool) -> None:
+    assert is_quantized(formats) is expected
+
+
+def test_the_record_holds_what_was_measured() -> None:
+    made = PhaseQuality(quality(1.01, 0.97), quality(math.inf))
+    prefill, decode = quality_records(made, INT8, "quality.txt")
+    assert (prefill.phase, prefill.format, prefill.text) == ("prefill", "w8a8", "quality.txt")
+    assert prefill.ppl == pytest.approx(10.1)
+    assert prefill.ref_ppl == 10.0
+    assert (prefill.kl, prefill.top1, prefill.num_tokens) == (0.01, 0.97, 100)
+    assert (decode.phase, decode.format) == ("decode", "int8_block32")
+    assert decode.ppl == 1e300, "JSON has no infinity"

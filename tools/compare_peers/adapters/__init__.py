@@ -1,0 +1,1 @@
+"""One file for each runtime that is measured; the seam is `adapters/base.py`."""
