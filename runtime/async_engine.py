@@ -13,6 +13,7 @@ from trtllm_lite.runtime.config import EngineConfig, Speculation
 from trtllm_lite.runtime.engine import EngineStats
 from trtllm_lite.runtime.engine_thread import EngineThread
 from trtllm_lite.runtime.loading import LoadOptions, Parts, load
+from trtllm_lite.runtime.native_table import Rounding
 from trtllm_lite.runtime.outputs import RequestOutput
 from trtllm_lite.runtime.request_maker import ChatOptions, Messages, RequestMaker, Source
 from trtllm_lite.runtime.request_stream import RequestStream
@@ -47,6 +48,7 @@ class AsyncLLM:
         huge_pages: bool | None = None,
         host_cache: bool = True,
         kernels: KernelChoice = "auto",
+        rounding: Rounding = "exact",
     ) -> None:
         options = LoadOptions(
             max_num_seqs=max_num_seqs,
@@ -63,6 +65,7 @@ class AsyncLLM:
             huge_pages=huge_pages,
             host_cache=host_cache,
             kernels=kernels,
+            rounding=rounding,
         )
         self._start(load(bundle, options))
 

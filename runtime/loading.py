@@ -24,6 +24,7 @@ from trtllm_lite.runtime.host import available_memory, physical_cores
 from trtllm_lite.runtime.host_cache import HostCache, host_cache
 from trtllm_lite.runtime.host_tuning import Tuning
 from trtllm_lite.runtime.manifest import Manifest
+from trtllm_lite.runtime.native_table import Rounding
 from trtllm_lite.runtime.native_weights import has_native
 from trtllm_lite.runtime.progress import NoProgress, Progress
 from trtllm_lite.runtime.sampling_params import SamplingParams
@@ -52,6 +53,7 @@ class LoadOptions:
     huge_pages: bool | None = None
     host_cache: bool = True
     kernels: KernelChoice = "auto"
+    rounding: Rounding = "exact"
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,7 @@ def _open_session(
             capacity=config.capacity,
             host_cache=cache,
             kernels=options.kernels,
+            rounding=options.rounding,
             progress=progress,
         ),
         Given(options.intra_op_num_threads, _spin(options.spin), options.huge_pages),

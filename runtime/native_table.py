@@ -5,14 +5,17 @@ Offsets are bytes; a pair is (in the weights file, in the data file).
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from trtllm_lite.runtime.errors import BundleError
 from trtllm_lite.runtime.native_layout import Packing
 from trtllm_lite.runtime.strict_json import parse, shown
 
 TABLE_NAME = "native.json"
-GRAPH_NAME = "native.onnx"
+Rounding = Literal["exact", "fast"]
+"""How the activations of few tokens are rounded: as finely as 16 bits, or to 8 bits like those of
+many, which is faster where many rows decode at once."""
+GRAPHS: Mapping[Rounding, str] = {"exact": "native.onnx", "fast": "native-fast.onnx"}
 DATA_NAME = "native.bin"
 FORMAT = "trtllm-lite-native"
 VERSION = 1

@@ -13,7 +13,7 @@ from trtllm_lite.runtime.errors import BundleError
 from trtllm_lite.runtime.host_cache import PrepareError, Preparer
 from trtllm_lite.runtime.native_table import (
     DATA_NAME,
-    GRAPH_NAME,
+    GRAPHS,
     MAX_TABLE_BYTES,
     TABLE_NAME,
     VERSION,
@@ -31,24 +31,25 @@ Bytes = npt.NDArray[np.uint8]
 
 def has_native(bundle: Bundle) -> bool:
     """Whether the bundle brings a graph over the native kernels."""
-    return bundle.has(TABLE_NAME) and bundle.has(GRAPH_NAME)
+    return all(bundle.has(name) for name in (TABLE_NAME, *GRAPHS.values()))
 
 
 def native_preparer(bundle: Bundle) -> Preparer:
-    """Prepares the native graph with its data: `GRAPH_NAME` and `DATA_NAME` in one folder."""
+    """Prepares the native graphs and their data: `GRAPHS` and `DATA_NAME` in one folder."""
 
     def prepare(folder: Path, progress: Progress) -> None:
         progress.step("pack the weights for this machine")
         try:
             table = read_table(bundle)
-            shutil.copyfile(bundle.path(GRAPH_NAME), folder / GRAPH_NAME)
-            with (folder / GRAPH_NAME).open("rb") as file:
-                check_graph(file.fileno(), {DATA_NAME: table.size})
+            for name in GRAPHS.values():
+                shutil.copyfile(bundle.path(name), folder / name)
+                with (folder / name).open("rb") as file:
+                    check_graph(file.fileno(), {DATA_NAME: table.size})
             write_data(bundle.path(bundle.manifest.weights), folder / DATA_NAME, table, progress)
         except BundleError as error:
             raise PrepareError(str(error)) from error
         except WireError as error:
-            raise PrepareError(f"{GRAPH_NAME}: {error}") from error
+            raise PrepareError(f"native graph: {error}") from error
 
     return Preparer(NAME, f"{VERSION}", prepare)
 

@@ -165,6 +165,13 @@ speed_options = stacked(
     ),
     option(
         "Engine",
+        "--rounding",
+        type=click.Choice(["exact", "fast"]),
+        default="exact",
+        help="Of activations in decoding, by our kernels. Fast: for many requests at once.",
+    ),
+    option(
+        "Engine",
         "--spin/--no-spin",
         default=None,
         help="Threads wait between two steps at full speed. Default: measured.",
@@ -238,6 +245,7 @@ _LLM_ARGUMENTS = (
     ("huge_pages", "huge_pages"),
     ("host_cache", "host_cache"),
     ("kernels", "kernels"),
+    ("rounding", "rounding"),
     ("hash_check", "check_hashes"),
     ("prefix_caching", "enable_prefix_caching"),
     ("speculation", "speculation"),

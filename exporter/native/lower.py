@@ -20,6 +20,9 @@ from trtllm_lite.runtime.native_layout import Packing
 DOMAIN = "trtllm_lite"
 HEAD_STEP = 16
 """Head sizes that the attention kernel takes are multiples of this."""
+EXACT_TOKENS = 24
+"""Calls of at most as many tokens a row round activations twice, which is as exact as 16 bits. The
+attention kernel has the same bound between its two forms."""
 ACTIVATIONS = {"QuickGelu": 1, "Gelu": 2}
 # Inputs of GroupQueryAttention that the kernel does not read.
 REFUSED_INPUTS = {9: "position_ids", 10: "attention_bias", 14: "q_norm", 15: "k_norm"}
@@ -37,11 +40,12 @@ ATTENTION_ATTRIBUTES = {
 @dataclass(frozen=True)
 class NativeGraph:
     """A graph whose initializers have no place yet, how its weights are packed, by the weight's
-    name, and how many nodes became what."""
+    name, how many nodes became what, and the names of those that make the logits."""
 
     model: ir.Model
     packings: dict[str, Packing]
     counts: dict[str, int]
+    heads: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -50,6 +54,7 @@ class _Lowering:
     weights: dict[str, Linear]
     packings: dict[str, Packing] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    heads: set[str] = field(default_factory=set)
 
     def count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
@@ -94,7 +99,18 @@ def lower_native(
     work.graph.opset_imports[DOMAIN] = 1
     work.graph.name = "native"
     drop_unused_weights(work)
-    return NativeGraph(work, lowering.packings, lowering.counts)
+    heads = frozenset(lowering.heads)
+    return NativeGraph(work, lowering.packings, lowering.counts, heads)
+
+
+def round_fast(native: NativeGraph) -> int:
+    """Let all but the layer that makes the logits round activations once, whatever the tokens.
+    Returns how many layers that are."""
+    linears = [node for node in native.model.graph if node.op_type == "BlockLinear"]
+    inner = [node for node in linears if node.name not in native.heads]
+    for node in inner:
+        node.attributes["exact_tokens"] = ir.AttrInt64("exact_tokens", 0)
+    return len(inner)
 
 
 def _linear(lowering: _Lowering, node: ir.Node, weight: Linear, kind: Format) -> None:
@@ -102,9 +118,12 @@ def _linear(lowering: _Lowering, node: ir.Node, weight: Linear, kind: Format) ->
     last = gate.product if gate is not None else node
     inputs = [node.inputs[0], *lowering.packed(weight, kind, gated=gate is not None)]
     attributes = _described(weight, kind, ACTIVATIONS[gate.activation.op_type] if gate else 0)
+    attributes["exact_tokens"] = EXACT_TOKENS
     new = ir.node("BlockLinear", inputs, attributes, domain=DOMAIN, name=node.name)
     _put(lowering, new, last)
     lowering.count("linear")
+    if weight.is_head:
+        lowering.heads.add(str(new.name))
     if gate is not None:
         lowering.count("gated")
 

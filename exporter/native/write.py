@@ -11,10 +11,10 @@ from pathlib import Path
 import onnx_ir as ir
 
 from trtllm_lite.exporter.external_data import ALIGNMENT, Placed
-from trtllm_lite.exporter.native.lower import NativeGraph
+from trtllm_lite.exporter.native.lower import NativeGraph, round_fast
 from trtllm_lite.runtime.native_table import (
     DATA_NAME,
-    GRAPH_NAME,
+    GRAPHS,
     TABLE_NAME,
     VERSION,
     Copy,
@@ -27,7 +27,7 @@ SUFFIXES = {8: ("q8", "q8_scale", None), 4: ("q4", "q4_scale", "q4_zero")}
 
 
 def write_native(folder: Path, native: NativeGraph, places: Mapping[str, Placed]) -> list[str]:
-    """Write both files and return their names. `places`: where weights.bin holds what."""
+    """Write the graphs and the table, and return their names. `places`: of weights.bin."""
     table, targets = _table(native, places)
     for name, value in native.model.graph.initializers.items():
         if value.const_value is None:
@@ -37,10 +37,12 @@ def write_native(folder: Path, native: NativeGraph, places: Mapping[str, Placed]
             value.const_value = ir.ExternalTensor(
                 DATA_NAME, offset, length, value.dtype, shape=value.shape, name=name
             )
-    ir.save(native.model, folder / GRAPH_NAME)
+    ir.save(native.model, folder / GRAPHS["exact"])
+    round_fast(native)
+    ir.save(native.model, folder / GRAPHS["fast"])
     text = json.dumps(to_json(table), indent=1)
     (folder / TABLE_NAME).write_text(text + "\n", encoding="utf-8")
-    return [GRAPH_NAME, TABLE_NAME]
+    return [*GRAPHS.values(), TABLE_NAME]
 
 
 def _table(

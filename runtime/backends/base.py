@@ -15,6 +15,7 @@ import numpy.typing as npt
 from trtllm_lite.runtime.bundle import Bundle
 from trtllm_lite.runtime.host_cache import HostCache
 from trtllm_lite.runtime.manifest import Phase
+from trtllm_lite.runtime.native_table import Rounding
 from trtllm_lite.runtime.progress import NoProgress, Progress
 
 Array = npt.NDArray[Any]
@@ -37,6 +38,7 @@ class SessionOptions:
     None asks for them only where the weights are private anyway. `host_cache` is where files that
     are made once per machine lie; None makes none. `phases`: the graphs to open; a run of another
     one fails. `kernels`: whose operators run; ours need a host cache.
+    `rounding`: of the activations of few tokens by our kernels; ONNX Runtime's are as "fast".
     """
 
     num_slots: int
@@ -47,6 +49,7 @@ class SessionOptions:
     host_cache: HostCache | None = None
     phases: tuple[Phase, ...] = ("prefill", "decode")
     kernels: KernelChoice = "auto"
+    rounding: Rounding = "exact"
     progress: Progress = field(default_factory=NoProgress)
 
 

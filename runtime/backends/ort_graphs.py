@@ -20,7 +20,7 @@ from trtllm_lite.runtime.huge_pages import (
 )
 from trtllm_lite.runtime.kernels import Kernels, find_kernels
 from trtllm_lite.runtime.manifest import Phase
-from trtllm_lite.runtime.native_table import GRAPH_NAME
+from trtllm_lite.runtime.native_table import GRAPHS
 from trtllm_lite.runtime.native_weights import has_native, native_preparer
 
 SPIN_MICROSECONDS: dict[Spin, int] = {"off": 0, "brief": 100, "long": 2000}
@@ -91,7 +91,8 @@ def _open_native(
     settings = _session_options(ort, threads, options)
     settings.register_custom_ops_library(str(found.library))
     try:
-        session = _load(ort, folder / GRAPH_NAME, GRAPH_NAME, settings)
+        name = GRAPHS[options.rounding]
+        session = _load(ort, folder / name, name, settings)
         return {phase: _checked(bundle, phase, session, options) for phase in options.phases}
     except BundleError as error:
         if options.kernels == "native" or options.host_cache is None:

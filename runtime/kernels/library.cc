@@ -83,7 +83,8 @@ class BlockLinear {
                                      {ort::kFloat32, ort::kOptional}};
   static constexpr Port kOutputs[] = {{ort::kFloat32}};
 
-  explicit BlockLinear(const Info& info) : weights_(described(info)), arena_(info) {
+  explicit BlockLinear(const Info& info)
+      : weights_(described(info)), exact_tokens_(info.integer("exact_tokens")), arena_(info) {
     check_sizes(info, weights_, 1);
   }
 
@@ -98,7 +99,8 @@ class BlockLinear {
     const int64_t rows = x.count() / w.width;
     if (rows == 0) return;
     // By the tokens of a row, not by the rows, so that a row does not depend on its neighbours.
-    const bool few = x.rank < 2 || x.dims[x.rank - 2] <= kFewTokens;
+    const int64_t tokens = x.rank < 2 ? 1 : x.dims[x.rank - 2];
+    const bool few = tokens <= exact_tokens_;
     const Rounding rounding = few ? Rounding::exact : Rounding::fast;
     const auto scratch = arena_.allocate<uint8_t>(linear_scratch_bytes(w, rows, rounding));
     SessionThreads threads(context);
@@ -107,6 +109,7 @@ class BlockLinear {
 
  private:
   PackedWeights weights_;
+  int64_t exact_tokens_;  // most tokens of a row whose activations are rounded exactly
   Arena arena_;
 };
 

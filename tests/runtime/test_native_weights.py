@@ -21,7 +21,7 @@ from trtllm_lite.runtime.manifest_io import write_manifest
 from trtllm_lite.runtime.native_layout import Packing
 from trtllm_lite.runtime.native_table import (
     DATA_NAME,
-    GRAPH_NAME,
+    GRAPHS,
     MAX_TABLE_BYTES,
     TABLE_NAME,
     VERSION,
@@ -154,7 +154,8 @@ def graph(location: str, offset: int = 0, length: int = 64) -> bytes:
 def native_bundle(put: Put, layout: Layout) -> Bundle:
     put("weights.bin", bytes(layout.file))
     put(TABLE_NAME, table_bytes(layout.table))
-    return put(GRAPH_NAME, graph(DATA_NAME))
+    put(GRAPHS["fast"], graph(DATA_NAME))
+    return put(GRAPHS["exact"], graph(DATA_NAME))
 
 
 def test_the_data_file(layout: Layout, tmp_path: Path) -> None:
@@ -234,15 +235,16 @@ def test_a_bundle_with_a_native_graph(native_bundle: Bundle, layout: Layout) -> 
     folder = host_cache(native_bundle.folder).prepared(native_preparer(native_bundle), notes)
     assert folder is not None
     assert folder.name.startswith(f"{NAME}-")
-    assert {p.name for p in folder.iterdir()} >= {GRAPH_NAME, DATA_NAME}
-    assert (folder / GRAPH_NAME).read_bytes() == graph(DATA_NAME)
+    assert {p.name for p in folder.iterdir()} >= {*GRAPHS.values(), DATA_NAME}
+    assert [(folder / name).read_bytes() for name in GRAPHS.values()] == 2 * [graph(DATA_NAME)]
     layout.check((folder / DATA_NAME).read_bytes())
     assert notes.texts == []
 
 
-def test_both_files_are_needed(put: Put, layout: Layout) -> None:
+def test_all_files_are_needed(put: Put, layout: Layout) -> None:
     assert not has_native(put(TABLE_NAME, table_bytes(layout.table)))
-    assert has_native(put(GRAPH_NAME, graph(DATA_NAME)))
+    assert not has_native(put(GRAPHS["exact"], graph(DATA_NAME)))
+    assert has_native(put(GRAPHS["fast"], graph(DATA_NAME)))
 
 
 def refusal(bundle: Bundle) -> str:
@@ -271,17 +273,18 @@ def test_tables_that_are_refused(put: Put, layout: Layout) -> None:
 
 
 @pytest.mark.usefixtures("native_bundle")
+@pytest.mark.parametrize("name", GRAPHS.values())
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (graph("../../weights.bin"), "native.onnx: tensor .* location that"),
-        (graph("/etc/hosts"), "native.onnx: tensor .* location that"),
+        (graph("../../weights.bin"), "native graph: tensor .* location that"),
+        (graph("/etc/hosts"), "native graph: tensor .* location that"),
         (graph("weights.bin"), "'weights.bin', which is not in files"),
         (graph(DATA_NAME, 28672, 4), "ends at byte 28676 of 'native.bin'"),
-        (b"", "native.onnx: has 0 bytes"),
-        (b"\xff" * 9, "native.onnx: "),
+        (b"", "native graph: has 0 bytes"),
+        (b"\xff" * 9, "native graph: "),
     ],
     ids=range(6),
 )
-def test_graphs_that_reach_outside(put: Put, data: bytes, said: str) -> None:
-    assert re.search(said, refusal(put(GRAPH_NAME, data)))
+def test_graphs_that_reach_outside(put: Put, name: str, data: bytes, said: str) -> None:
+    assert re.search(said, refusal(put(name, data)))

@@ -8,6 +8,8 @@ from pathlib import Path
 
 OURS = "trtllm-lite"
 ORT = "trtllm-lite-ort"  # the same without the native kernels
+FAST = "trtllm-lite-fast"  # the same with activations rounded to 8 bits in decoding too
+WAYS = {"": OURS, ":ort": ORT, ":fast": FAST}
 
 
 @dataclass(frozen=True)
@@ -71,15 +73,15 @@ def ours(name: str, bundle: Path, bits: int, peer: str = OURS) -> Contender:
 
 
 def parse_ours(text: str) -> Contender:
-    """NAME:BITS=FOLDER, or NAME:BITS:ort=FOLDER for ONNX Runtime's operators alone. Raises
-    ValueError that says what is allowed."""
+    """NAME:BITS=FOLDER, or NAME:BITS:ort=FOLDER for ONNX Runtime's operators alone, or
+    NAME:BITS:fast=FOLDER for fast rounding. Raises ValueError that says what is allowed."""
     head, _, folder = text.partition("=")
-    match = re.fullmatch(r"([^:]+):(\d+)(:ort)?", head)
+    match = re.fullmatch(r"([^:]+):(\d+)(:ort|:fast|)", head)
     if match is None or not folder:
-        raise ValueError(f"got {text!r}; allowed: NAME:BITS=FOLDER or NAME:BITS:ort=FOLDER")
+        raise ValueError(f"got {text!r}; allowed: NAME:BITS[:ort|:fast]=FOLDER")
     if not Path(folder).is_dir():
         raise ValueError(f"no folder {folder!r}; give that of an exported bundle")
-    return ours(match[1], Path(folder), int(match[2]), ORT if match[3] else OURS)
+    return ours(match[1], Path(folder), int(match[2]), WAYS[match[3]])
 
 
 def chosen(contenders: Iterable[Contender], only: Sequence[str]) -> list[Contender]:

@@ -10,7 +10,7 @@ from typing import Any
 from trtllm_lite.runtime.manifest import MANIFEST_NAME
 from trtllm_lite.tools.bench_breakdown import spread
 from trtllm_lite.tools.bench_report import commit, machine
-from trtllm_lite.tools.compare_peers.contenders import ORT, OURS, Contender
+from trtllm_lite.tools.compare_peers.contenders import WAYS, Contender
 from trtllm_lite.tools.compare_peers.prompts import Texts
 from trtllm_lite.tools.compare_peers.runner import Findings, RunOptions
 from trtllm_lite.tools.compare_peers.turns import MAX_LEN, SLOTS
@@ -99,7 +99,7 @@ def best_peer(
     names = [
         c["name"]
         for c in found["contenders"]
-        if c["peer"] not in (OURS, ORT) and (bits is None or c["bits"] == bits)
+        if c["peer"] not in WAYS.values() and (bits is None or c["bits"] == bits)
     ]
     rows = cells(found).get(metric, {})
     known = [(name, rows[name]["median"]) for name in names if name in rows]

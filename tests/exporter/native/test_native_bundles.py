@@ -15,7 +15,7 @@ from trtllm_lite.runtime.backends.base import Batch
 from trtllm_lite.runtime.bundle import open_bundle
 from trtllm_lite.runtime.native_table import (
     DATA_NAME,
-    GRAPH_NAME,
+    GRAPHS,
     TABLE_NAME,
     from_json,
 )
@@ -64,7 +64,7 @@ def test_files(family: Any) -> None:
     bundle = open_bundle(family.bundle)
     assert has_native(bundle)
     table = from_json(bundle.path(TABLE_NAME).read_bytes())
-    model = onnx.load(bundle.path(GRAPH_NAME), load_external_data=False)
+    model = onnx.load(bundle.path(GRAPHS["exact"]), load_external_data=False)
     placed = {}
     for tensor in model.graph.initializer:
         entries = {e.key: e.value for e in tensor.external_data}
@@ -139,10 +139,25 @@ def test_four_bits(llama_bundle: Callable[[str], Path], open_kernels: Open) -> N
         assert error(ours, theirs) < 0.05
 
 
+def test_the_fast_graph_rounds_all_but_the_logits_once(family: Any) -> None:
+    limits = {}
+    for rounding, name in GRAPHS.items():
+        model = onnx.load(family.bundle / name, load_external_data=False)
+        limits[rounding] = [
+            attribute.i
+            for node in model.graph.node
+            if node.op_type == "BlockLinear"
+            for attribute in node.attribute
+            if attribute.name == "exact_tokens"
+        ]
+    assert set(limits["exact"]) == {24}
+    assert limits["fast"] == [0] * (len(limits["exact"]) - 1) + [24]
+
+
 def test_plain_bundles_have_none(llama_bundle: Callable[[str], Path]) -> None:
     bundle = open_bundle(llama_bundle("none"))
     assert not has_native(bundle)
-    assert not {GRAPH_NAME, TABLE_NAME} & {p.name for p in bundle.folder.iterdir()}
+    assert not {*GRAPHS.values(), TABLE_NAME} & {p.name for p in bundle.folder.iterdir()}
 
 
 def test_the_table_is_json_for_people(family: Any) -> None:

@@ -14,7 +14,7 @@ from trtllm_lite.runtime.backends import ort_graphs
 from trtllm_lite.runtime.errors import BundleError, UsageError
 from trtllm_lite.runtime.kernels import Kernels, find_kernels
 from trtllm_lite.runtime.manifest_io import read_manifest, write_manifest
-from trtllm_lite.runtime.native_table import GRAPH_NAME, TABLE_NAME
+from trtllm_lite.runtime.native_table import GRAPHS, TABLE_NAME
 
 Open = Callable[..., Any]
 Exported = Callable[[str], Path]
@@ -117,9 +117,9 @@ def test_a_graph_that_cannot_be_loaded(
     int8_bundle: Path, open_kernels: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
     """`auto` says so in the log, forgets what it prepared, and runs without."""
-    data = (int8_bundle / GRAPH_NAME).read_bytes()
+    data = (int8_bundle / GRAPHS["exact"]).read_bytes()
     assert b"BlockLinear" in data
-    change(int8_bundle, GRAPH_NAME, data.replace(b"BlockLinear", b"BlockLinnar"))
+    change(int8_bundle, GRAPHS["exact"], data.replace(b"BlockLinear", b"BlockLinnar"))
     with pytest.raises(BundleError, match=r"native\.onnx.file: cannot be loaded: .*BlockLinnar"):
         open_kernels(int8_bundle, "native")
     with caplog.at_level(logging.WARNING, "trtllm_lite.runtime.backends.ort_graphs"):

@@ -169,6 +169,19 @@ def test_a_row_depends_on_nothing_else(
     np.testing.assert_array_equal(linear(many[:, 20:], weight, None, activation), fast[:, 20:])
 
 
+def test_few_tokens_can_be_rounded_like_many(
+    make_node: MakeNode, run_node: Run, random_weight: MakeWeight
+) -> None:
+    """With `exact_tokens` 0 a row is, bit for bit, what it is among many."""
+    weight = random_weight(Packing(70, 200, 8, 32))
+    x = values((1, 40, 200), 7)
+    many = run_node(linear_node(make_node, x, weight))[0]
+    few = linear_node(make_node, x[:, :3], weight)
+    fast = make_node(few.op, few.inputs, few.constants, dict(few.attributes) | {"exact_tokens": 0})
+    np.testing.assert_array_equal(run_node(fast)[0], many[:, :3])
+    assert (run_node(few)[0] != many[:, :3]).any()
+
+
 def test_threads_do_not_change_a_bit(
     open_node: Callable[..., Any], make_node: MakeNode, random_weight: MakeWeight
 ) -> None:
@@ -271,7 +284,7 @@ def test_weights_that_are_not_what_the_node_says(
         open_node(changed)
 
 
-@pytest.mark.parametrize("left_out", ["bits", "n", "k", "block_size", "activation"])
+@pytest.mark.parametrize("left_out", ["bits", "n", "k", "block_size", "activation", "exact_tokens"])
 def test_attributes_are_required(
     open_node: Callable[..., Any], make_node: MakeNode, random_weight: MakeWeight, left_out: str
 ) -> None:

@@ -13,6 +13,7 @@ from trtllm_lite.runtime.bundle import open_bundle
 from trtllm_lite.runtime.host_cache import host_cache
 from trtllm_lite.runtime.llm import LLM
 from trtllm_lite.runtime.manifest import Phase
+from trtllm_lite.runtime.native_table import Rounding
 from trtllm_lite.runtime.sampling_params import SamplingParams
 from trtllm_lite.tools.compare_peers.adapters.base import Clock, LoadSpec, Stream
 
@@ -25,6 +26,7 @@ class TrtllmLite:
 
     paths: tuple[str, ...] = ("prefill", "decode")
     kernels: KernelChoice = "auto"
+    rounding: Rounding = "exact"
 
     def __init__(self) -> None:
         self._session: Session | None = None
@@ -38,10 +40,12 @@ class TrtllmLite:
             intra_op_num_threads=spec.threads,
             enable_prefix_caching=False,
             kernels=self.kernels,
+            rounding=self.rounding,
         )
 
     def version(self) -> str:
-        return f"trtllm-lite {trtllm_lite.__version__}, LLM, {self.kernels} kernels"
+        how = f"{self.kernels} kernels, {self.rounding} rounding"
+        return f"trtllm-lite {trtllm_lite.__version__}, LLM, {how}"
 
     def stream(self, prompt: Sequence[int], new: int) -> Stream:
         clock, times, tokens = Clock(), list[float](), tuple[int, ...]()
@@ -78,6 +82,7 @@ class TrtllmLite:
                 intra_op_num_threads=self._spec.threads,
                 host_cache=host_cache(Path(self._path)),
                 kernels=self.kernels,
+                rounding=self.rounding,
             )
             self._session = open_session(open_bundle(Path(self._path)), options)
         return self._session
@@ -87,6 +92,12 @@ class TrtllmLiteOrt(TrtllmLite):
     """The same bundle on ONNX Runtime's own operators alone."""
 
     kernels: KernelChoice = "onnxruntime"
+
+
+class TrtllmLiteFast(TrtllmLite):
+    """Activations are rounded to 8 bits in decoding, as in prefill."""
+
+    rounding: Rounding = "fast"
 
 
 def _params(new: int) -> SamplingParams:
