@@ -48,7 +48,7 @@ class AsyncLLM:
         huge_pages: bool | None = None,
         host_cache: bool = True,
         kernels: KernelChoice = "auto",
-        rounding: Rounding = "exact",
+        rounding: Rounding = "fast",
     ) -> None:
         options = LoadOptions(
             max_num_seqs=max_num_seqs,

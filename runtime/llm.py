@@ -52,8 +52,8 @@ class LLM:
     max_draft_tokens: most tokens guessed at once.
     kernels: whose operators run a quantized bundle: "native" (ours, compiled at installation, for
         x86-64 with AVX-512 VNNI), "onnxruntime", or "auto": ours where they can. rounding: how our
-        kernels round activations in decoding: "exact" (as finely as 16 bits) or "fast" (to 8 bits,
-        as in prefill: more tokens a second from many requests at once, a little less exact).
+        kernels round activations: "fast" to 8 bits, "exact" as finely as 16 bits where a sequence
+        computes at most 24 tokens, as in decoding: slower only with many requests at once.
 
     Raises BundleError, UsageError or MissingExtraError.
     """
@@ -76,7 +76,7 @@ class LLM:
         huge_pages: bool | None = None,
         host_cache: bool = True,
         kernels: KernelChoice = "auto",
-        rounding: Rounding = "exact",
+        rounding: Rounding = "fast",
     ) -> None:
         options = LoadOptions(
             max_num_seqs=max_num_seqs,

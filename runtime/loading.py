@@ -53,7 +53,7 @@ class LoadOptions:
     huge_pages: bool | None = None
     host_cache: bool = True
     kernels: KernelChoice = "auto"
-    rounding: Rounding = "exact"
+    rounding: Rounding = "fast"
 
 
 @dataclass(frozen=True)

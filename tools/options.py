@@ -167,8 +167,8 @@ speed_options = stacked(
         "Engine",
         "--rounding",
         type=click.Choice(["exact", "fast"]),
-        default="exact",
-        help="Of activations in decoding, by our kernels. Fast: for many requests at once.",
+        default="fast",
+        help="Of activations by our kernels. Exact: as 16 bits where tokens are few, but slower.",
     ),
     option(
         "Engine",

@@ -49,7 +49,7 @@ class SessionOptions:
     host_cache: HostCache | None = None
     phases: tuple[Phase, ...] = ("prefill", "decode")
     kernels: KernelChoice = "auto"
-    rounding: Rounding = "exact"
+    rounding: Rounding = "fast"
     progress: Progress = field(default_factory=NoProgress)
 
 

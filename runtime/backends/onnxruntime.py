@@ -17,6 +17,7 @@ from trtllm_lite.runtime.bundle import Bundle
 from trtllm_lite.runtime.errors import BundleError, MissingExtraError, UsageError
 from trtllm_lite.runtime.host import physical_cores
 from trtllm_lite.runtime.manifest import Manifest
+from trtllm_lite.runtime.native_table import Rounding
 
 OLDEST = (1, 32)
 """GroupQueryAttention takes `query_seqlens`, which ragged prefill needs, from this version on."""
@@ -27,9 +28,10 @@ DECODE_COSTS = {
     "int8_block64": DecodeCost(0.17),
 }
 DEAREST_DECODE_COST = DecodeCost(0.27)
-NATIVE_DECODE_COST = DecodeCost(0.22, free=2.7)
+NATIVE_DECODE_COSTS = {"fast": DecodeCost(0.125), "exact": DecodeCost(0.2)}
 """By the format of the decode graph's weights, from the processor time of runs of 1 to 17 tokens at
-a context of 200 (135M parameters, one thread, AVX-512 VNNI). The dearest is for 4-bit blocks."""
+a context of 200 (135M parameters, AVX-512 VNNI), of our kernels by their rounding. The dearest is
+for 4-bit blocks."""
 
 
 def open_session(bundle: Bundle, options: SessionOptions) -> OrtSession:
@@ -49,7 +51,7 @@ def open_session(bundle: Bundle, options: SessionOptions) -> OrtSession:
         threads,
         bundle.manifest.kv.bytes_per_token,
         multi_token_decode=bundle.manifest.graph("decode").is_multi_token,
-        decode_cost=_decode_cost(bundle.manifest, native=opened.native),
+        decode_cost=_decode_cost(bundle.manifest, options, native=opened.native),
         shape_invariant=opened.native or _is_float32(bundle.manifest),
         spin=options.spin,
         weights="mapped" if opened.mapped else "private",
@@ -67,9 +69,9 @@ def _is_float32(manifest: Manifest) -> bool:
     )
 
 
-def _decode_cost(manifest: Manifest, *, native: bool) -> DecodeCost:
+def _decode_cost(manifest: Manifest, options: SessionOptions, *, native: bool) -> DecodeCost:
     if native:
-        return NATIVE_DECODE_COST
+        return NATIVE_DECODE_COSTS[options.rounding]
     return DECODE_COSTS.get(manifest.quantization.decode, DEAREST_DECODE_COST)
 
 
@@ -91,6 +93,9 @@ def _check_options(bundle: Bundle, options: SessionOptions) -> None:
     if options.kernels not in get_args(KernelChoice):
         allowed = ", ".join(get_args(KernelChoice))
         raise UsageError(f"kernels: got {options.kernels!r}; allowed: {allowed}")
+    if options.rounding not in get_args(Rounding):
+        allowed = ", ".join(get_args(Rounding))
+        raise UsageError(f"rounding: got {options.rounding!r}; allowed: {allowed}")
     if "decode" not in options.phases:
         raise UsageError(f"phases: got {options.phases}; 'decode' is always needed")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 OURS = "trtllm-lite"
 ORT = "trtllm-lite-ort"  # the same without the native kernels
-FAST = "trtllm-lite-fast"  # the same with activations rounded to 8 bits in decoding too
-WAYS = {"": OURS, ":ort": ORT, ":fast": FAST}
+EXACT = "trtllm-lite-exact"  # the same with exact rounding in decoding
+WAYS = {"": OURS, ":ort": ORT, ":exact": EXACT}
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,11 @@ def ours(name: str, bundle: Path, bits: int, peer: str = OURS) -> Contender:
 
 def parse_ours(text: str) -> Contender:
     """NAME:BITS=FOLDER, or NAME:BITS:ort=FOLDER for ONNX Runtime's operators alone, or
-    NAME:BITS:fast=FOLDER for fast rounding. Raises ValueError that says what is allowed."""
+    NAME:BITS:exact=FOLDER for exact rounding. Raises ValueError that says what is allowed."""
     head, _, folder = text.partition("=")
-    match = re.fullmatch(r"([^:]+):(\d+)(:ort|:fast|)", head)
+    match = re.fullmatch(r"([^:]+):(\d+)(:ort|:exact|)", head)
     if match is None or not folder:
-        raise ValueError(f"got {text!r}; allowed: NAME:BITS[:ort|:fast]=FOLDER")
+        raise ValueError(f"got {text!r}; allowed: NAME:BITS[:ort|:exact]=FOLDER")
     if not Path(folder).is_dir():
         raise ValueError(f"no folder {folder!r}; give that of an exported bundle")
     return ours(match[1], Path(folder), int(match[2]), WAYS[match[3]])

@@ -112,16 +112,16 @@ def test_a_bundle_is_named_with_its_width(tmp_path: Path) -> None:
     assert found.python == sys.executable
     plain = parse_ours(f"int8-ort:8:ort={tmp_path}")
     assert (found.peer, plain.peer) == ("trtllm-lite", "trtllm-lite-ort")
-    fast = parse_ours(f"int8-fast:8:fast={tmp_path}")
-    assert fast.peer == "trtllm-lite-fast"
-    assert {found.peer, plain.peer, fast.peer} <= ADAPTERS.keys()
+    exact = parse_ours(f"int8-exact:8:exact={tmp_path}")
+    assert exact.peer == "trtllm-lite-exact"
+    assert {found.peer, plain.peer, exact.peer} <= ADAPTERS.keys()
 
 
 @pytest.mark.parametrize(
     "text", ["int8=.", "int8:8", ":8=.", "int8:eight=.", "int8:8:gpu=.", "int8:8=no/where"]
 )
 def test_what_names_no_bundle_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"NAME:BITS\[:ort\|:fast\]=FOLDER|no folder"):
+    with pytest.raises(ValueError, match=r"NAME:BITS\[:ort\|:exact\]=FOLDER|no folder"):
         parse_ours(text)
 
 

@@ -14,7 +14,7 @@ Array = npt.NDArray[Any]
 ADAPTERS = {
     "trtllm-lite": "trtllm_lite.tools.compare_peers.adapters.trtllm_lite:TrtllmLite",
     "trtllm-lite-ort": "trtllm_lite.tools.compare_peers.adapters.trtllm_lite:TrtllmLiteOrt",
-    "trtllm-lite-fast": "trtllm_lite.tools.compare_peers.adapters.trtllm_lite:TrtllmLiteFast",
+    "trtllm-lite-exact": "trtllm_lite.tools.compare_peers.adapters.trtllm_lite:TrtllmLiteExact",
     "llama.cpp": "trtllm_lite.tools.compare_peers.adapters.llama_cpp:LlamaCpp",
     "onnxruntime-genai": "trtllm_lite.tools.compare_peers.adapters.genai:Genai",
     "openvino-genai": "trtllm_lite.tools.compare_peers.adapters.openvino:OpenVino",

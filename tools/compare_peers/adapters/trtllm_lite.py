@@ -26,7 +26,7 @@ class TrtllmLite:
 
     paths: tuple[str, ...] = ("prefill", "decode")
     kernels: KernelChoice = "auto"
-    rounding: Rounding = "exact"
+    rounding: Rounding = "fast"
 
     def __init__(self) -> None:
         self._session: Session | None = None
@@ -94,10 +94,10 @@ class TrtllmLiteOrt(TrtllmLite):
     kernels: KernelChoice = "onnxruntime"
 
 
-class TrtllmLiteFast(TrtllmLite):
-    """Activations are rounded to 8 bits in decoding, as in prefill."""
+class TrtllmLiteExact(TrtllmLite):
+    """Activations are rounded as finely as 16 bits in decoding."""
 
-    rounding: Rounding = "fast"
+    rounding: Rounding = "exact"
 
 
 def _params(new: int) -> SamplingParams:
