@@ -14,6 +14,8 @@ from trtllm_lite.exporter.quality.measure import Quality
 from trtllm_lite.exporter.quality.phases import PhaseQuality
 from trtllm_lite.exporter.quantize.formats import FORMATS
 from trtllm_lite.runtime.manifest import Quantization
+from trtllm_lite.tools.compare_peers.document import cells
+from trtllm_lite.tools.compare_peers.report import markdown
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -89,17 +91,27 @@ def test_the_readme_starts_people_off(command: str) -> None:
     assert command in (ROOT / "README.md").read_text()
 
 
+PEERS = ROOT / "docs/measurements/peers-smollm2.json"
+COLUMNS = (
+    *(("ttft_" + n, 1e3) for n in ("128", "512", "1024")),
+    *((name, 1.0) for name in ("decode_128", "decode_1024", "total_4", "total_8", "total_16")),
+)
+
+
 def test_the_measured_table_is_the_committed_measurement() -> None:
-    measured = json.loads((ROOT / "docs/measurements/smollm2-135m-cpu.json").read_text())
-    readme = (ROOT / "README.md").read_text()
-    assert len(measured["results"]) == 6
-    for result in measured["results"]:
-        ttft, tpot = (result[name]["median"] * 1e3 for name in ("ttft", "tpot"))
-        row = (
-            f"| {result['input_len']} | {result['concurrency']} | {ttft:.0f} | {tpot:.1f} "
-            f"| {result['tokens_per_second']['median']:.1f} | {result['fraction_of_limit']:.0%} |"
-        )
-        assert row in readme
+    measured = json.loads(PEERS.read_text())
+    readme, figures = (ROOT / "README.md").read_text(), cells(measured)
+    names = [contender["name"] for contender in measured["contenders"]]
+    assert len(names) == 6
+    for name in names:
+        medians = (f"{figures[metric][name]['median'] * scale:.0f}" for metric, scale in COLUMNS)
+        quality = measured["quality"][name]
+        kl = quality.get("decode", quality["prefill"])["kl"]
+        assert f"| {name} | {' | '.join(medians)} | {kl:.4f} |" in readme
+
+
+def test_the_comparison_is_the_committed_measurement() -> None:
+    assert markdown(json.loads(PEERS.read_text())) in (ROOT / "docs/comparison.md").read_text()
 
 
 def test_the_bundle_page_names_every_field_of_the_certificate() -> None:
