@@ -120,7 +120,8 @@ def test_a_graph_that_cannot_be_loaded(
     data = (int8_bundle / GRAPHS["fast"]).read_bytes()
     assert b"BlockLinear" in data
     change(int8_bundle, GRAPHS["fast"], data.replace(b"BlockLinear", b"BlockLinnar"))
-    with pytest.raises(BundleError, match=r"native-fast\.onnx.file: cannot be loaded: .*BlockLinnar"):
+    said = r"native-fast\.onnx.file: cannot be loaded: .*BlockLinnar"
+    with pytest.raises(BundleError, match=said):
         open_kernels(int8_bundle, "native")
     with caplog.at_level(logging.WARNING, "trtllm_lite.runtime.backends.ort_graphs"):
         assert runs(open_kernels, int8_bundle, "auto") == "onnxruntime"
