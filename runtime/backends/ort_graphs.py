@@ -87,6 +87,11 @@ def _open_native(
     if folder is None:
         if options.kernels == "native":
             raise UsageError(f"kernels: got 'native'; not possible here: {reason}")
+        if options.rounding == "exact":
+            raise UsageError(
+                "rounding: got 'exact'; only the native kernels round so, and they do not run "
+                f"here: {reason}; leave it out"
+            )
         return None
     settings = _session_options(ort, threads, options)
     settings.register_custom_ops_library(str(found.library))
@@ -95,7 +100,8 @@ def _open_native(
         session = _load(ort, folder / name, name, settings)
         return {phase: _checked(bundle, phase, session, options) for phase in options.phases}
     except BundleError as error:
-        if options.kernels == "native" or options.host_cache is None:
+        asked = options.kernels == "native" or options.rounding == "exact"
+        if asked or options.host_cache is None:
             raise
         _log.warning("loading without the native kernels: %s", error)
         options.host_cache.discard(preparer)

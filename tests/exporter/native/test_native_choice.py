@@ -132,3 +132,12 @@ def test_a_graph_that_cannot_be_loaded(
 def test_unknown_kernels(int8_bundle: Path, open_kernels: Open) -> None:
     with pytest.raises(UsageError, match="kernels: got 'cuda'; allowed: auto, native, onnxruntime"):
         open_kernels(int8_bundle, "cuda")
+
+
+def test_exact_rounding_is_never_dropped(int8_bundle: Path, open_kernels: Open) -> None:
+    """ONNX Runtime's operators cannot round so: asked for by name, that is an error."""
+    with pytest.raises(UsageError, match=r"rounding: got 'exact'; only the native kernels .*asked"):
+        open_kernels(int8_bundle, "onnxruntime", rounding="exact")
+    with pytest.raises(UsageError, match="rounding: got 'fastest'; allowed: exact, fast"):
+        open_kernels(int8_bundle, "onnxruntime", rounding="fastest")
+    assert runs(open_kernels, int8_bundle, "auto", rounding="exact") == "native"
