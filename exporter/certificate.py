@@ -44,7 +44,7 @@ class PromptParity:
 class QualityRecord:
     """One phase of a quantized bundle on a text: its perplexity and the reference's, the mean
     KL(reference || bundle) in nats a token, the share of equal most likely tokens. `text`: which
-    text; `format`: of the phase's projections."""
+    text; `format`: of the phase's projections; `kv_dtype`: of the cache."""
 
     phase: str
     format: str
@@ -54,6 +54,7 @@ class QualityRecord:
     kl: float
     top1: float
     num_tokens: int
+    kv_dtype: str = "float32"
 
 
 @dataclass(frozen=True)

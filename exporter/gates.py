@@ -6,8 +6,10 @@ not see each other, chunks are what one pass is) holds up to roundings that fall
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import get_args
 
 from trtllm_lite.exporter.certificate import UNBOUNDED, Gate, QualityRecord, finite
 from trtllm_lite.exporter.checks import Findings
@@ -21,7 +23,15 @@ from trtllm_lite.exporter.quantize.formats import (
     NONE,
     W8A8,
 )
+from trtllm_lite.runtime.kv_dtype import KVDtype
 from trtllm_lite.runtime.manifest import Quantization
+from trtllm_lite.runtime.native_table import PLAIN_CACHE
+
+NATIVE = "native"
+NO_NATIVE: Mapping[str, PhaseQuality] = MappingProxyType({})
+NARROW_PHASES = tuple(f"{NATIVE}_{kind}" for kind in get_args(KVDtype) if kind != PLAIN_CACHE)
+OF_PREFILL = "_prefill"
+NATIVE_PHASES = tuple(f"{p}{part}" for p in (NATIVE, *NARROW_PHASES) for part in ("", OF_PREFILL))
 
 # Float32 sums in another order; relative to the largest logit.
 LOGIT_TOLERANCE = 5e-5
@@ -74,17 +84,17 @@ def quantized_gates(
     findings: Findings,
     quality: PhaseQuality,
     formats: Quantization,
-    native: Quality | None = None,
+    native: Mapping[str, PhaseQuality] = NO_NATIVE,
 ) -> tuple[Gate, ...]:
     """The gates of a bundle with quantized weights. native: under our own kernels, which use the
-    decode format in both phases; None where they cannot run."""
+    decode format in both phases, by the type of the cache; empty where they cannot run."""
     scale = findings.logit_scale
     worst = max((p.mean_kl for p in findings.prompts), default=UNBOUNDED)
     meaning = "nats a token of the worst prompt"
     return (
         *_quality_gates("prefill", quality.prefill, formats.prefill),
         *_quality_gates("decode", quality.decode, formats.decode),
-        *(() if native is None else _quality_gates("native", native, formats.decode)),
+        *_native_gates(native, formats.decode),
         at_most("prompts_mean_kl", worst, PROMPT_KL_LIMIT, meaning),
         _distance(findings, "chunked_equals_whole", ROUNDED_TOLERANCE * scale),
         _distance(findings, "decode_equals_prefill", PHASES_TOLERANCE * scale),
@@ -93,19 +103,23 @@ def quantized_gates(
 
 
 def quality_records(
-    quality: PhaseQuality, formats: Quantization, text: str, native: Quality | None = None
+    quality: PhaseQuality,
+    formats: Quantization,
+    text: str,
+    native: Mapping[str, PhaseQuality] = NO_NATIVE,
 ) -> tuple[QualityRecord, ...]:
     """What was measured, for the certificate."""
     phases = [
-        ("prefill", formats.prefill, quality.prefill),
-        ("decode", formats.decode, quality.decode),
+        ("prefill", formats.prefill, PLAIN_CACHE, quality.prefill),
+        ("decode", formats.decode, PLAIN_CACHE, quality.decode),
+        *((NATIVE, formats.decode, kind, found.decode) for kind, found in native.items()),
+        *((NATIVE + OF_PREFILL, formats.decode, kind, q.prefill) for kind, q in native.items()),
     ]
-    if native is not None:
-        phases.append(("native", formats.decode, native))
     return tuple(
         QualityRecord(
             phase=phase,
             format=name,
+            kv_dtype=kind,
             text=text,
             ppl=finite(q.ppl),
             ref_ppl=finite(q.ref_ppl),
@@ -113,12 +127,25 @@ def quality_records(
             top1=q.top1,
             num_tokens=q.num_tokens,
         )
-        for phase, name, q in phases
+        for phase, name, kind, q in phases
     )
 
 
 def is_quantized(formats: Quantization) -> bool:
     return (formats.prefill, formats.decode) != (NONE, NONE)
+
+
+def only_cache_failed(gates: Iterable[Gate]) -> bool:
+    """Whether something failed, and nothing but what a cache of fewer bits loses."""
+    failed = [gate.name for gate in gates if not gate.passed]
+    return bool(failed) and all(name.startswith(NARROW_PHASES) for name in failed)
+
+
+def _native_gates(native: Mapping[str, PhaseQuality], name: str) -> Iterator[Gate]:
+    for kind, quality in native.items():
+        phase = NATIVE if kind == PLAIN_CACHE else f"{NATIVE}_{kind}"
+        yield from _quality_gates(phase, quality.decode, name)
+        yield from _quality_gates(phase + OF_PREFILL, quality.prefill, name)
 
 
 def at_most(name: str, value: float, limit: float, meaning: str = "") -> Gate:

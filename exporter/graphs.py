@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from trtllm_lite.exporter.arrangement import Arrangement
 from trtllm_lite.exporter.contract import graph_spec, kv_spec
 from trtllm_lite.exporter.graft import PROBE, AttentionFacts, probe
 from trtllm_lite.exporter.lowering import Target
@@ -18,6 +19,7 @@ from trtllm_lite.exporter.passes import (
     fold_constants,
     fold_offsets,
     take_tables,
+    weight_arrangements,
     weight_offset,
     weight_parts,
 )
@@ -65,6 +67,12 @@ class Graphs:
         """What is added to the parameters of a weight, where that is not zero."""
         found = {name: weight_offset(value) for name, value in self.weights.items()}
         return {name: offset for name, offset in found.items() if offset}
+
+    @property
+    def arrangements(self) -> dict[str, Arrangement]:
+        """Of the parameters whose elements stand in another order in their weight."""
+        found = self.weights.values()
+        return {n: a for value in found for n, a in weight_arrangements(value).items()}
 
     @property
     def num_parameters(self) -> int:

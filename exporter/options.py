@@ -9,6 +9,7 @@ TARGETS = ("cpu",)
 DTYPES = ("float32", "float16", "bfloat16")
 QUANTIZE = ("none", "int8", "int4", "auto")
 PREFILL_FORMATS = ("w8a8", "same")
+KV_DTYPES = ("auto", "float32", "float16", "int8")
 MAX_SEQS = 4096
 
 
@@ -17,8 +18,8 @@ class ExportOptions:
     """Options of one export.
 
     model: a Hugging Face folder, a hub id, or a GGUF file. output: the bundle folder to make.
-    dtype: how weights are stored; the cpu target computes in float32 and keeps a float32 KV cache
-    whatever the storage, because ONNX Runtime has no bfloat16 and hardly any float16 CPU kernels.
+    dtype: how weights are stored; the cpu target computes in float32 whatever the storage, because
+    ONNX Runtime has no bfloat16 and hardly any float16 CPU kernels.
     max_model_len: longest sequence, None is what the checkpoint declares. max_num_seqs: slots that
     the runtime opens by default. revision: of a hub id. num_layers: keep only the first layers
     (used to verify a model whose reference does not fit in memory).
@@ -28,6 +29,10 @@ class ExportOptions:
     rounds activations, by the token, which makes prompts about twice as fast and needs a second
     copy of the weights; "same" is the decode format and one copy. None is w8a8 for int8, same for
     int4.
+
+    kv_dtype: of the KV cache under our own kernels, which run quantized weights; graphs over ONNX
+    Runtime's operators always have a float32 one. "auto" is float16 where the kernels have the
+    model's attention and the certificate passes, else float32.
     """
 
     model: str
@@ -43,11 +48,13 @@ class ExportOptions:
     num_layers: int | None = None
     quantize: str = "none"
     prefill_format: str | None = None
+    kv_dtype: str = "float32"
 
     def __post_init__(self) -> None:
         _one_of("--target", self.target, TARGETS)
         _one_of("--dtype", self.dtype, DTYPES)
         _one_of("--quantize", self.quantize, QUANTIZE)
+        _one_of("--kv-dtype", self.kv_dtype, KV_DTYPES)
         self._check_quantize()
         if self.max_model_len is not None and self.max_model_len < 1:
             raise UsageError(f"--max-model-len: got {self.max_model_len}; allowed: 1 or more")
@@ -63,6 +70,11 @@ class ExportOptions:
             raise UsageError(
                 f"--dtype {self.dtype}: with --quantize {self.quantize}, what is not quantized is "
                 "float32; leave out --dtype"
+            )
+        if self.kv_dtype in ("float16", "int8") and self.quantize not in ("int8", "int4"):
+            raise UsageError(
+                f"--kv-dtype {self.kv_dtype}: only the native kernels have such a cache, and they "
+                "run quantized weights; add --quantize int8 or int4, or say auto or float32"
             )
         if self.quantize == "auto" and not (self.verify and not self.dry_run):
             raise UsageError(

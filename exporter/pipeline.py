@@ -2,7 +2,7 @@
 
 import dataclasses
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,10 @@ from trtllm_lite.exporter.checkpoint import Checkpoint, open_checkpoint
 from trtllm_lite.exporter.clock import Clock
 from trtllm_lite.exporter.describe import NO_TOKENIZER, WEIGHTS, describe, file_entry
 from trtllm_lite.exporter.external_data import bind, layout, write_weights
+from trtllm_lite.exporter.gates import only_cache_failed
 from trtllm_lite.exporter.graphs import Graphs, build_graphs, truncated
 from trtllm_lite.exporter.lowering import find_target
+from trtllm_lite.exporter.native.cache import AUTO
 from trtllm_lite.exporter.native.write import write_native
 from trtllm_lite.exporter.options import ExportOptions
 from trtllm_lite.exporter.quantize.apply import FormatSize, Prepared, prepare
@@ -27,8 +29,10 @@ from trtllm_lite.exporter.weight_names import check_shapes, match_names, refuse_
 from trtllm_lite.exporter.weights import MappedSource
 from trtllm_lite.exporter.workspace import check_output, check_space, workspace
 from trtllm_lite.runtime.errors import UsageError, VerificationError
+from trtllm_lite.runtime.kv_dtype import KVDtype
 from trtllm_lite.runtime.manifest import PARITY_NAME, Limits, Manifest
 from trtllm_lite.runtime.manifest_io import write_manifest
+from trtllm_lite.runtime.native_table import PLAIN_CACHE
 from trtllm_lite.runtime.progress import Progress
 
 # What each request tries, in order, until a certificate passes.
@@ -40,7 +44,8 @@ class ExportReport:
     """What an export did. `output` is None for a dry run; `seconds` are per step;
     `peak_rss_bytes` is the process's largest resident memory at the end of the writing, before
     the reference model was loaded to verify; calibration has loaded it already. `formats`: what
-    each weight format takes. `quantize`: what was made, and `why` when the options left it open."""
+    each weight format takes. `quantize`: what was made, and `why` when the options left it open.
+    `kv_dtypes`: caches that the native graphs have, first the one that they are made for."""
 
     output: Path | None
     manifest: Manifest
@@ -52,6 +57,7 @@ class ExportReport:
     formats: tuple[FormatSize, ...] = ()
     quantize: str = "none"
     why: str = ""
+    kv_dtypes: tuple[KVDtype, ...] = (PLAIN_CACHE,)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `--json`."""
@@ -59,6 +65,10 @@ class ExportReport:
             **dataclasses.asdict(self),
             "output": None if self.output is None else str(self.output),
         }
+
+
+class CacheLossError(VerificationError):
+    """All gates passed but those of a cache of fewer bits than float32."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +95,11 @@ def export(options: ExportOptions, progress: Progress) -> ExportReport:
     failures: list[str] = []
     for quantize in attempts[:-1]:
         try:
-            return _attempt(options, quantize, job, clock, "")
+            return _attempt_caches(options, quantize, job, clock, "")
         except VerificationError as error:
             failures.append(f"{quantize} failed: {error}")
             clock.note(f"{failures[-1]}; trying {attempts[len(failures)]}")
-    return _attempt(options, attempts[-1], job, clock, "; ".join(failures))
+    return _attempt_caches(options, attempts[-1], job, clock, "; ".join(failures))
 
 
 def _open(options: ExportOptions, clock: Clock) -> _Job:
@@ -103,26 +113,37 @@ def _open(options: ExportOptions, clock: Clock) -> _Job:
     return _Job(checkpoint, graphs, limits, _source(checkpoint, graphs, options))
 
 
+def _attempt_caches(
+    options: ExportOptions, quantize: str, job: _Job, clock: Clock, why: str
+) -> ExportReport:
+    """`_attempt`, and once more with a float32 cache where only another one loses too much and
+    nobody asked for it by name."""
+    try:
+        return _attempt(options, quantize, job, clock, why)
+    except CacheLossError as error:
+        if options.kv_dtype != AUTO:
+            raise
+        clock.note(f"{error}; trying a float32 cache")
+    plain = dataclasses.replace(options, kv_dtype=PLAIN_CACHE)
+    return _attempt(plain, quantize, job, clock, why)
+
+
 def _attempt(
     asked: ExportOptions, quantize: str, job: _Job, clock: Clock, why: str
 ) -> ExportReport:
     """One bundle. Raises VerificationError when its certificate fails."""
     options = dataclasses.replace(asked, quantize=quantize)
+    if options.dry_run or options.kv_dtype not in (AUTO, PLAIN_CACHE):
+        # Before any work: a cache that cannot be had is refused.
+        prepared = _prepared(options, job)
     if options.dry_run:
-        prepared = prepare(job.graphs, options.quantize, options.dtype, options.prefill_format)
         manifest = describe(options, job.checkpoint, prepared, job.limits, NO_TOKENIZER, ())
         return _report(None, manifest, clock, prepared, options.quantize, why)
     with workspace(options.output, overwrite=options.overwrite) as folder:
         clock.step("write the tokenizer")
         tokenizer = write_tokenizer_files(job.checkpoint, folder)
         calibrated = _calibrated(options, job, folder, tokenizer, clock)
-        prepared = prepare(
-            job.graphs,
-            options.quantize,
-            options.dtype,
-            options.prefill_format,
-            calibrated.keep_int8,
-        )
+        prepared = _prepared(options, job, calibrated.keep_int8)
         manifest = _write(options, job, prepared, calibrated, tokenizer, folder, clock)
         report = _report(options.output, manifest, clock, prepared, options.quantize, why)
         parity = None
@@ -131,6 +152,17 @@ def _attempt(
         clock.step("put the bundle in place")
     clock.step("")
     return dataclasses.replace(report, parity=parity, seconds=clock.seconds)
+
+
+def _prepared(options: ExportOptions, job: _Job, keep_int8: Collection[str] = ()) -> Prepared:
+    return prepare(
+        job.graphs,
+        options.quantize,
+        options.dtype,
+        options.prefill_format,
+        keep_int8,
+        options.kv_dtype,
+    )
 
 
 def _calibrated(
@@ -143,7 +175,8 @@ def _calibrated(
     vocab_size = job.graphs.skeleton.model.config.vocab_size
     text = Text(encode, vocab_size, job.limits.max_model_len)
     weights = find_linears(job.graphs.models)
-    return calibrate(options, job.checkpoint, weights, text, progress)
+    layers = job.graphs.kv.layers
+    return calibrate(options, job.checkpoint, weights, layers, text, progress)
 
 
 def _encoder(path: Path) -> Callable[[str], list[int]]:
@@ -172,7 +205,8 @@ def _write(
         ir.save(model, folder / spec.file)
     names = [s.file for s in graphs.specs]
     if prepared.native is not None:
-        names += write_native(folder, prepared.native, layout(stored)[0])
+        places, kinds = layout(stored)[0], prepared.kv_dtypes
+        names += write_native(folder, prepared.native, places, kinds, calibrated.cache)
     names += [n for n in _tokenizer_names(tokenizer) if n is not None]
     files = (written, *(file_entry(folder, name) for name in names))
     manifest = describe(options, job.checkpoint, prepared, job.limits, tokenizer, files)
@@ -191,7 +225,14 @@ def _source(checkpoint: Checkpoint, graphs: Graphs, options: ExportOptions) -> M
     if options.num_layers is None:
         refuse_unused(model, aliases, keys, frozenset(present))
     places = {name: present[key] for name, key in keys.items()}
-    source = MappedSource(stored, places, parts, graphs.tables, graphs.offsets)
+    source = MappedSource(
+        stored,
+        places,
+        parts,
+        graphs.tables,
+        graphs.offsets,
+        arrangements=graphs.arrangements,
+    )
     shapes = {name: graphs.skeleton.shapes[name] for name in wanted}
     check_shapes(shapes, {name: source.shape(name) for name in wanted})
     return source
@@ -209,7 +250,8 @@ def _verify(
 
     certificate = certify(folder, checkpoint, options, progress)
     if not certificate.passed:
-        raise VerificationError(f"the bundle is not equal to its reference: {certificate.failure}")
+        kind = CacheLossError if only_cache_failed(certificate.gates) else VerificationError
+        raise kind(f"the bundle is not equal to its reference: {certificate.failure}")
     certificate.write(folder / PARITY_NAME)
     files = (*manifest.files, file_entry(folder, PARITY_NAME))
     write_manifest(folder, dataclasses.replace(manifest, files=files))
@@ -235,6 +277,7 @@ def _report(
         formats=prepared.sizes,
         quantize=quantize,
         why=why,
+        kv_dtypes=prepared.kv_dtypes,
     )
 
 

@@ -19,25 +19,28 @@ from trtllm_lite.exporter.checkpoint import Checkpoint, open_checkpoint
 from trtllm_lite.exporter.checks import Checks, Findings
 from trtllm_lite.exporter.diagnose import DEPARTS, QUANTIZED_DEPARTS, first_departure
 from trtllm_lite.exporter.gates import (
+    NATIVE_PHASES,
     exact_gates,
     is_quantized,
+    only_cache_failed,
     quality_records,
     quantized_gates,
 )
 from trtllm_lite.exporter.options import ExportOptions
 from trtllm_lite.exporter.prompts import Prompt, make_prompts, random_prompt
-from trtllm_lite.exporter.quality.measure import Quality
-from trtllm_lite.exporter.quality.phases import measure_phases
+from trtllm_lite.exporter.quality.phases import PhaseQuality, measure_phases
 from trtllm_lite.exporter.quality.texts import WINDOW, text_windows
 from trtllm_lite.exporter.quantize.formats import NONE, W8A8
 from trtllm_lite.exporter.quantize.plan import SAME
 from trtllm_lite.exporter.reference import Reference, load_reference, needed_bytes
 from trtllm_lite.runtime.backends import open_session
-from trtllm_lite.runtime.backends.base import SessionOptions
+from trtllm_lite.runtime.backends.base import Session, SessionOptions
 from trtllm_lite.runtime.bundle import Bundle, open_bundle
 from trtllm_lite.runtime.errors import TrtllmLiteError, UsageError
 from trtllm_lite.runtime.host_cache import host_cache
 from trtllm_lite.runtime.manifest import KVSpec, Manifest, Quantization
+from trtllm_lite.runtime.native_table import PLAIN_CACHE
+from trtllm_lite.runtime.native_weights import cache_dtypes
 from trtllm_lite.runtime.progress import Progress
 from trtllm_lite.runtime.tokenizer import Tokenizer
 
@@ -49,7 +52,7 @@ TEXT_TOKENS = 4096
 # Gates that say how much a format loses, and nothing else.
 LOSSES = {
     f"{phase}_{measure}"
-    for phase in ("prefill", "decode", "native")
+    for phase in ("prefill", "decode", *NATIVE_PHASES)
     for measure in ("perplexity", "top1")
 }
 
@@ -71,7 +74,7 @@ def verify_bundle(
     revision = source.revision if reference == source.id else None
     checkpoint = open_checkpoint(reference, revision, progress)
     _same_model(checkpoint, bundle.manifest)
-    options = _options_of(bundle.manifest, reference, folder)
+    options = _options_of(bundle, reference, folder)
     return certify(folder, checkpoint, options, progress)
 
 
@@ -201,30 +204,38 @@ def _judge(
     windows = text_windows("quality", encode, vocab, min(WINDOW, manifest.limits.max_model_len))
     windows = windows[: max(1, TEXT_TOKENS // windows.shape[1])]
     quality = measure_phases(checks.session, checks.reference, windows, vocab, checks.progress)
-    native = _native_quality(bundle, checks, windows)
+    native = _native_qualities(bundle, checks, windows)
     text = "random ids" if encode is None else "quality.txt"
     gates = quantized_gates(findings, quality, formats, native)
     return gates, quality_records(quality, formats, text, native)
 
 
-def _native_quality(bundle: Bundle, checks: Checks, windows: Array) -> Quality | None:
-    """The decode quality under our own kernels, None where they cannot run this bundle."""
+def _native_qualities(bundle: Bundle, checks: Checks, windows: Array) -> dict[str, PhaseQuality]:
+    """The quality under our own kernels by the type of the cache; empty where they cannot run this
+    bundle."""
+    found: dict[str, PhaseQuality] = {}
     with tempfile.TemporaryDirectory(prefix="trtllm-lite-") as folder:
         cache = dataclasses.replace(host_cache(bundle.folder), roots=(Path(folder),))
-        options = SessionOptions(
+        plain = SessionOptions(
             num_slots=4, capacity=windows.shape[1], kernels="native", host_cache=cache
         )
-        try:
-            session = open_session(bundle, options)
-        except UsageError:
-            return None
-        checks.progress.step("measure the quality of the native kernels")
-        try:
-            vocab = bundle.manifest.model.vocab_size
-            measured = measure_phases(session, checks.reference, windows, vocab, checks.progress)
-        finally:
-            session.close()
-    return measured.decode
+        for kind in cache_dtypes(bundle):
+            try:
+                session = open_session(bundle, dataclasses.replace(plain, kv_dtype=kind))
+            except UsageError:
+                return {}
+            checks.progress.step(f"measure the quality of the native kernels, {kind} cache")
+            found[kind] = _quality_of(bundle, session, checks, windows)
+    return found
+
+
+def _quality_of(bundle: Bundle, session: Session, checks: Checks, windows: Array) -> PhaseQuality:
+    """Closes the session."""
+    vocab = bundle.manifest.model.vocab_size
+    try:
+        return measure_phases(session, checks.reference, windows, vocab, checks.progress)
+    finally:
+        session.close()
 
 
 def _cause(
@@ -234,6 +245,8 @@ def _cause(
     failed = {gate.name for gate in gates if not gate.passed}
     formats = bundle.manifest.quantization
     if is_quantized(formats) and failed <= LOSSES:
+        if only_cache_failed(gates):
+            return "the type of the KV cache loses too much: export with --kv-dtype float32"
         kinds = f"prefill {formats.prefill}, decode {formats.decode}"
         return f"the formats ({kinds}) lose too much: {_wider(formats)}"
     departs = QUANTIZED_DEPARTS if is_quantized(formats) else DEPARTS
@@ -293,7 +306,8 @@ def _export_first_layers(
     return output
 
 
-def _options_of(manifest: Manifest, reference: str, folder: Path) -> ExportOptions:
+def _options_of(bundle: Bundle, reference: str, folder: Path) -> ExportOptions:
+    manifest = bundle.manifest
     return ExportOptions(
         model=reference,
         output=folder,
@@ -303,6 +317,7 @@ def _options_of(manifest: Manifest, reference: str, folder: Path) -> ExportOptio
         max_num_seqs=manifest.limits.max_num_seqs,
         quantize=_quantize_of(manifest.quantization),
         prefill_format=_prefill_format_of(manifest.quantization),
+        kv_dtype=next(iter(cache_dtypes(bundle)), PLAIN_CACHE),
     )
 
 

@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from trtllm_lite.exporter.arrangement import Arrangement
 from trtllm_lite.exporter.calibration.scaling import Scaling
 from trtllm_lite.exporter.checkpoint_guard import SafetensorsHeader, check_safetensors
 from trtllm_lite.runtime.errors import CheckpointError, UnsupportedError
@@ -114,6 +115,7 @@ class MappedSource:
         tables: Mapping[str, Array] | None = None,
         offsets: Mapping[str, float] | None = None,
         scalings: Mapping[str, Scaling] | None = None,
+        arrangements: Mapping[str, Arrangement] | None = None,
     ) -> None:
         self._source = source
         self._keys = dict(keys)
@@ -121,15 +123,22 @@ class MappedSource:
         self._tables = dict(tables or {})
         self._offsets = dict(offsets or {})
         self._scalings = dict(scalings or {})
+        self._arrangements = dict(arrangements or {})
 
     def scaled(self, scalings: Mapping[str, Scaling]) -> "MappedSource":
         """The same tensors, with these parameters scaled."""
         return MappedSource(
-            self._source, self._keys, self._parts, self._tables, self._offsets, scalings
+            self._source,
+            self._keys,
+            self._parts,
+            self._tables,
+            self._offsets,
+            scalings,
+            self._arrangements,
         )
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a parameter, or of parts stacked by their rows."""
+        """Of a parameter as it is stored, or of parts stacked by their rows."""
         if name in self._tables:
             return self._tables[name].shape
         shapes = [self._source.shape(self._keys[part]) for part in self._of(name)]
@@ -144,8 +153,12 @@ class MappedSource:
             return
         offset = self._offsets.get(name, 0.0)
         for part in self._of(name):
-            for piece in self._scaled(part):
+            for piece in self._arranged(part):
                 yield piece.astype(np.float32) + np.float32(offset) if offset else piece
+
+    def _arranged(self, part: str) -> Iterator[Array]:
+        pieces, arrangement = self._scaled(part), self._arrangements.get(part)
+        return pieces if arrangement is None else arrangement.applied(pieces, PIECE_BYTES)
 
     def _scaled(self, part: str) -> Iterator[Array]:
         key, scaling = self._keys[part], self._scalings.get(part)

@@ -12,6 +12,7 @@ from trtllm_lite.runtime.backends.base import KernelChoice
 from trtllm_lite.runtime.config import EngineConfig, Speculation
 from trtllm_lite.runtime.engine import EngineStats
 from trtllm_lite.runtime.engine_thread import EngineThread
+from trtllm_lite.runtime.kv_dtype import KVChoice
 from trtllm_lite.runtime.loading import LoadOptions, Parts, load
 from trtllm_lite.runtime.native_table import Rounding
 from trtllm_lite.runtime.outputs import RequestOutput
@@ -49,6 +50,7 @@ class AsyncLLM:
         host_cache: bool = True,
         kernels: KernelChoice = "auto",
         rounding: Rounding = "fast",
+        kv_dtype: KVChoice = "auto",
     ) -> None:
         options = LoadOptions(
             max_num_seqs=max_num_seqs,
@@ -66,6 +68,7 @@ class AsyncLLM:
             host_cache=host_cache,
             kernels=kernels,
             rounding=rounding,
+            kv_dtype=kv_dtype,
         )
         self._start(load(bundle, options))
 

@@ -15,7 +15,9 @@ _I32, _I64 = np.dtype(np.int32), np.dtype(np.int64)
 def build_batches(plan: StepPlan) -> list[Batch]:
     """One decode batch, then prefill batches of neighbouring slots with like chunk lengths."""
     batches = [_batch("decode", plan.decode)] if plan.decode else []
-    return batches + [_batch("prefill", rows) for rows in _groups(plan.prefill)]
+    if plan.prefill:
+        batches += [_batch("prefill", rows) for rows in _groups(plan.prefill)]
+    return batches
 
 
 def _groups(rows: Sequence[PlanRow]) -> Iterator[list[PlanRow]]:

@@ -27,7 +27,8 @@ class EngineConfig:
 
     max_num_seqs: slots, the most sequences that run at once.
     max_model_len: most tokens of one sequence, prompt included.
-    max_num_batched_tokens: token budget of a step, decode rows included; also the largest chunk.
+    max_num_batched_tokens: token budget of a step, decode rows included, which the last tokens of a
+        prompt may pass by a sixteenth; also the largest chunk.
     max_kv_tokens: tokens over all running sequences; past it the youngest are preempted.
     enable_prefix_caching: keep computed blocks of `block_size` tokens and reuse them.
     prefix_cache_bytes: most bytes of blocks kept; 0 keeps none.

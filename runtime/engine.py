@@ -3,6 +3,7 @@
 import logging
 import secrets
 from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 
 from trtllm_lite.runtime.backends.base import Batch, Session
@@ -145,7 +146,9 @@ class Engine:
         self._check_open()
         self.timer.begin()
         try:
-            plan = self._plan()
+            plan = self._scheduler.plan()
+            self.timer.planned(plan)
+            self.timer.mark("plan")
             if self._transfer(plan.transfers):
                 self.timer.mark("memory")
                 self._apply(self._scheduler.apply(plan, self._run(plan)))
@@ -184,21 +187,15 @@ class Engine:
         self._store.clear()
         self._session.close()
 
-    def _plan(self) -> StepPlan:
-        plan = self._scheduler.plan()
-        self.timer.planned(plan)
-        self.timer.mark("plan")
-        return plan
-
     def _run(self, plan: StepPlan) -> dict[Sequence, Outcome]:
         outcomes: dict[Sequence, Outcome] = {}
         batches = build_batches(plan)
         self.timer.mark("batch")
         for batch in batches:
-            outcomes.update(self._run_batch(batch, plan.rows_of(batch)))
+            outcomes |= self._run_batch(batch, plan.rows_of(batch))
         return outcomes
 
-    def _run_batch(self, batch: Batch, rows: list[PlanRow]) -> dict[Sequence, Outcome]:
+    def _run_batch(self, batch: Batch, rows: Ordered[PlanRow]) -> dict[Sequence, Outcome]:
         try:
             logits = self._session.run(batch)
         except Exception as error:
@@ -218,8 +215,10 @@ class Engine:
         self._transfer(applied.transfers)
         self.timer.mark("memory")
 
-    def _transfer(self, transfers: Iterable[Transfer]) -> bool:
+    def _transfer(self, transfers: tuple[Transfer, ...]) -> bool:
         """Arrange slot memory. False when that failed, and with it everything that has a slot."""
+        if not transfers:
+            return True
         try:
             execute(transfers, self._session, self._store)
         except Exception as error:

@@ -19,6 +19,8 @@ class KVCache:
         self._slots: dict[Sequence, int] = {}
         """The same the other way round."""
         self._num_decoding = 0
+        self._decoding: tuple[Sequence, ...] | None = ()
+        """`decoding`, until the books change."""
 
     @property
     def owners(self) -> tuple[Sequence | None, ...]:
@@ -28,7 +30,10 @@ class KVCache:
     @property
     def decoding(self) -> Ordered[Sequence]:
         """The owners of slots 0 .. num_decoding - 1."""
-        return tuple(x for x in self._owners[: self._num_decoding] if x is not None)
+        if self._decoding is None:
+            leading = self._owners[: self._num_decoding]
+            self._decoding = tuple(x for x in leading if x is not None)
+        return self._decoding
 
     @property
     def num_decoding(self) -> int:
@@ -110,11 +115,11 @@ class KVCache:
         carried out."""
         self._owners = [None] * len(self._owners)
         self._slots.clear()
-        self._num_decoding = 0
+        self._num_decoding, self._decoding = 0, ()
         return [Release(slot) for slot in range(len(self._owners))]
 
     def _put(self, slot: int, sequence: Sequence | None) -> None:
-        self._owners[slot] = sequence
+        self._owners[slot], self._decoding = sequence, None
         if sequence is not None:
             self._slots[sequence] = slot
 

@@ -12,6 +12,7 @@ from trtllm_lite.runtime.engine import EngineStats
 from trtllm_lite.runtime.engine_thread import Delivery, EngineThread
 from trtllm_lite.runtime.errors import RequestError
 from trtllm_lite.runtime.host_tuning import Tuning
+from trtllm_lite.runtime.kv_dtype import KVChoice
 from trtllm_lite.runtime.loading import LoadOptions, Parts, load
 from trtllm_lite.runtime.mailbox import WaitingMailbox
 from trtllm_lite.runtime.native_table import Rounding
@@ -54,6 +55,8 @@ class LLM:
         x86-64 with AVX-512 VNNI), "onnxruntime", or "auto": ours where they can. rounding: how our
         kernels round activations: "fast" to 8 bits, "exact" as finely as 16 bits where a sequence
         computes at most 24 tokens, as in decoding: slower only with many requests at once.
+    kv_dtype: of the KV cache: "auto" is what the bundle was made for, where our kernels run, and
+        float32 elsewhere; "float32", "float16" and "int8" are that or an error.
 
     Raises BundleError, UsageError or MissingExtraError.
     """
@@ -77,6 +80,7 @@ class LLM:
         host_cache: bool = True,
         kernels: KernelChoice = "auto",
         rounding: Rounding = "fast",
+        kv_dtype: KVChoice = "auto",
     ) -> None:
         options = LoadOptions(
             max_num_seqs=max_num_seqs,
@@ -94,6 +98,7 @@ class LLM:
             host_cache=host_cache,
             kernels=kernels,
             rounding=rounding,
+            kv_dtype=kv_dtype,
         )
         self._start(load(bundle, options))
 

@@ -23,9 +23,10 @@ from trtllm_lite.runtime.generation_config import GenerationDefaults, read_gener
 from trtllm_lite.runtime.host import available_memory, physical_cores
 from trtllm_lite.runtime.host_cache import HostCache, host_cache
 from trtllm_lite.runtime.host_tuning import Tuning
+from trtllm_lite.runtime.kv_dtype import KVChoice
 from trtllm_lite.runtime.manifest import Manifest
 from trtllm_lite.runtime.native_table import Rounding
-from trtllm_lite.runtime.native_weights import has_native
+from trtllm_lite.runtime.native_weights import cache_dtypes, has_native
 from trtllm_lite.runtime.progress import NoProgress, Progress
 from trtllm_lite.runtime.sampling_params import SamplingParams
 from trtllm_lite.runtime.session_tuning import Given, Host, tuned_session
@@ -54,6 +55,7 @@ class LoadOptions:
     host_cache: bool = True
     kernels: KernelChoice = "auto"
     rounding: Rounding = "fast"
+    kv_dtype: KVChoice = "auto"
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ def load(path: str | Path, options: LoadOptions, progress: Progress | None = Non
     with ThreadPoolExecutor(1, thread_name_prefix="load") as pool:
         text = pool.submit(_text_parts, bundle)
         session, tuning = _open_session(bundle, config, options, cache, progress or NoProgress())
+    _note_other_cache(bundle, session.info)
     with _closed_on_error(session):
         tokenizer, defaults = text.result()
         engine, config = _make_engine(bundle, config, options, defaults, session)
@@ -160,6 +163,7 @@ def _open_session(
             host_cache=cache,
             kernels=options.kernels,
             rounding=options.rounding,
+            kv_dtype=options.kv_dtype,
             progress=progress,
         ),
         Given(options.intra_op_num_threads, _spin(options.spin), options.huge_pages),
@@ -198,7 +202,7 @@ def _make_engine(
     manifest = bundle.manifest
     config = replace(config, speculation=_speculation(options.speculation, session.info))
     if options.max_kv_tokens is None:
-        fitting = kv_tokens_that_fit(config, manifest.kv.bytes_per_token, available_memory())
+        fitting = kv_tokens_that_fit(config, session.info.kv_bytes_per_token, available_memory())
         config = replace(config, max_kv_tokens=fitting)
     eos = dict.fromkeys((*manifest.model.eos_token_ids, *defaults.eos_token_ids))
     engine = Engine(
@@ -209,6 +213,15 @@ def _make_engine(
         recompute_at=manifest.kv.recompute_at,
     )
     return engine, config
+
+
+def _note_other_cache(bundle: Bundle, info: SessionInfo) -> None:
+    """Say so where the cache is another one than the bundle was made for, and nobody asked."""
+    meant = cache_dtypes(bundle)[:1]
+    if meant and info.kernels != "native" and meant[0] != info.kv_dtype:
+        _log.warning(
+            "the KV cache is %s: only the native kernels have it in %s", info.kv_dtype, meant[0]
+        )
 
 
 def _speculation(wanted: Speculation | None, info: SessionInfo) -> Speculation:

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trtllm_lite.runtime.short_float import encoded
+
 PANEL = 32
 """Output features that lie together."""
 GROUP = 4
@@ -47,8 +49,13 @@ class Packing:
 
     @property
     def scale_shape(self) -> tuple[int, int, int]:
-        """float32 [panels, blocks, PANEL]; that of the zero points (times scale) as well."""
+        """uint16 [panels, blocks, PANEL], as `short_float` has it."""
         return self.panels, self.blocks, PANEL
+
+    @property
+    def zero_shape(self) -> tuple[int, int, int]:
+        """uint8 [panels, blocks, PANEL / 2]: two 4-bit values a byte, half a panel apart."""
+        return self.panels, self.blocks, PANEL // 2
 
     @property
     def source_row_bytes(self) -> int:
@@ -77,14 +84,20 @@ class Packing:
         """Codes, scales and zero points of the next few panels, in order.
 
         codes: uint8 [n, source_row_bytes]; scale: float32 [n, blocks]; zero: uint8
-        [n, source_zero_bytes], of 4 bits only.
+        [n, source_zero_bytes], of 4 bits only. Raises ValueError for a scale that has no place in
+        16 bits.
         """
         for first in range(0, self.panels, panels):
             rows = self.rows_of(first, min(first + panels, self.panels))
             there = rows >= 0
-            s = scale[rows] * there[:, None]
-            z = None if zero is None else _halves(zero[rows])[:, : self.blocks] * s
-            yield self._codes(codes[rows]), _panels(s), None if z is None else _panels(z)
+            s = _panels(encoded(scale[rows] * there[:, None]))
+            q = np.where(there[:, None], codes[rows], np.uint8(128 if self.bits == 8 else 0))
+            yield self._codes(q), s, None if zero is None else self._zeros(zero[rows], there)
+
+    def _zeros(self, rows: Array, there: Array) -> Array:
+        values = _panels(_halves(rows)[:, : self.blocks] * there[:, None].astype(np.uint8))
+        half = PANEL // 2
+        return np.ascontiguousarray(values[:, :, :half] | (values[:, :, half:] << 4))
 
     def _codes(self, rows: Array) -> Array:
         if self.bits == 8:
@@ -102,6 +115,5 @@ def _halves(packed: Array) -> Array:
 
 
 def _panels(values: Array) -> Array:
-    """[rows, blocks] -> float32 [panels, blocks, PANEL]"""
-    grouped = values.reshape(-1, PANEL, values.shape[1]).transpose(0, 2, 1)
-    return np.ascontiguousarray(grouped, np.float32)
+    """[rows, blocks] -> [panels, blocks, PANEL]"""
+    return np.ascontiguousarray(values.reshape(-1, PANEL, values.shape[1]).transpose(0, 2, 1))

@@ -3,11 +3,12 @@
 Offsets are bytes; a pair is (in the weights file, in the data file).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from trtllm_lite.runtime.errors import BundleError
+from trtllm_lite.runtime.kv_dtype import KVDtype
 from trtllm_lite.runtime.native_layout import Packing
 from trtllm_lite.runtime.strict_json import parse, shown
 
@@ -16,9 +17,11 @@ Rounding = Literal["exact", "fast"]
 """How the activations of few tokens are rounded: as finely as 16 bits, or to 8 bits like those of
 many, which is faster where many rows decode at once."""
 GRAPHS: Mapping[Rounding, str] = {"exact": "native.onnx", "fast": "native-fast.onnx"}
+PLAIN_CACHE: KVDtype = "float32"
+"""What the graphs of `GRAPHS` have. A bundle always brings those."""
 DATA_NAME = "native.bin"
 FORMAT = "trtllm-lite-native"
-VERSION = 1
+VERSION = 2
 """Of the operators and of the packing: it rises when either would compute or lie otherwise."""
 MAX_BYTES = 2**48
 MAX_TABLE_BYTES = 16 * 2**20
@@ -47,12 +50,25 @@ class PackedWeight:
 
 @dataclass(frozen=True)
 class NativeTable:
-    """The whole table. `size` is that of the data file."""
+    """The whole table. `size` is that of the data file. `kv_dtypes`: the types of cache that there
+    are graphs for, first the one that the bundle was made for."""
 
     version: int
     size: int
     weights: tuple[PackedWeight, ...]
     copies: tuple[Copy, ...]
+    kv_dtypes: tuple[KVDtype, ...] = (PLAIN_CACHE,)
+
+
+def graph_name(rounding: Rounding, kv_dtype: KVDtype) -> str:
+    """The graph's file, in a bundle and where it is prepared."""
+    name = GRAPHS[rounding]
+    return name if kv_dtype == PLAIN_CACHE else name.replace(".onnx", f"-{kv_dtype}.onnx")
+
+
+def graph_names(kv_dtypes: Iterable[KVDtype]) -> tuple[str, ...]:
+    """The files of all graphs over these types of cache."""
+    return tuple(graph_name(rounding, kind) for kind in kv_dtypes for rounding in GRAPHS)
 
 
 def to_json(table: NativeTable) -> dict[str, Any]:
@@ -83,7 +99,16 @@ def _table(root: object) -> NativeTable:
             Copy(*(_count(_object(c)[key]) for key in ("source", "target", "length")))
             for c in _list(table["copies"])
         ),
+        kv_dtypes=_kv_dtypes(table.get("kv_dtypes", [PLAIN_CACHE])),
     )
+
+
+def _kv_dtypes(found: object) -> tuple[KVDtype, ...]:
+    named = _list(found)
+    known = tuple(kind for name in named for kind in get_args(KVDtype) if kind == name)
+    if len(known) != len(named) or len(set(known)) != len(named) or PLAIN_CACHE not in known:
+        raise ValueError(f"kv_dtypes is {shown(found)}")
+    return known
 
 
 def _weight(found: Mapping[str, Any]) -> PackedWeight:

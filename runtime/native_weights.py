@@ -11,6 +11,7 @@ import numpy.typing as npt
 from trtllm_lite.runtime.bundle import Bundle, check_graph
 from trtllm_lite.runtime.errors import BundleError
 from trtllm_lite.runtime.host_cache import PrepareError, Preparer
+from trtllm_lite.runtime.kv_dtype import KVDtype
 from trtllm_lite.runtime.native_table import (
     DATA_NAME,
     GRAPHS,
@@ -20,6 +21,7 @@ from trtllm_lite.runtime.native_table import (
     NativeTable,
     PackedWeight,
     from_json,
+    graph_names,
 )
 from trtllm_lite.runtime.progress import Progress
 from trtllm_lite.runtime.protobuf import WireError
@@ -34,14 +36,23 @@ def has_native(bundle: Bundle) -> bool:
     return all(bundle.has(name) for name in (TABLE_NAME, *GRAPHS.values()))
 
 
+def cache_dtypes(bundle: Bundle) -> tuple[KVDtype, ...]:
+    """The types of cache that the native graphs have, first the one that the bundle was made for;
+    empty without graphs that this runtime knows."""
+    try:
+        return read_table(bundle).kv_dtypes if has_native(bundle) else ()
+    except BundleError:
+        return ()
+
+
 def native_preparer(bundle: Bundle) -> Preparer:
-    """Prepares the native graphs and their data: `GRAPHS` and `DATA_NAME` in one folder."""
+    """Prepares the native graphs and their data, `DATA_NAME`, in one folder."""
 
     def prepare(folder: Path, progress: Progress) -> None:
         progress.step("pack the weights for this machine")
         try:
             table = read_table(bundle)
-            for name in GRAPHS.values():
+            for name in graph_names(table.kv_dtypes):
                 shutil.copyfile(bundle.path(name), folder / name)
                 with (folder / name).open("rb") as file:
                     check_graph(file.fileno(), {DATA_NAME: table.size})
@@ -61,7 +72,8 @@ def read_table(bundle: Bundle) -> NativeTable:
         raise BundleError(TABLE_NAME, f"is larger than {MAX_TABLE_BYTES} bytes")
     table = from_json(path.read_bytes())
     if table.version != VERSION:
-        raise BundleError(TABLE_NAME, f"version {table.version}; this runtime knows {VERSION}")
+        said = f"version {table.version}; this runtime knows {VERSION}; export again"
+        raise BundleError(TABLE_NAME, said)
     return table
 
 
@@ -92,10 +104,14 @@ def _pack(file: BinaryIO, table: NativeTable, weights: Bytes, weight: PackedWeig
     if weight.zero is not None:
         zero = _cut(weights, weight.zero[0], p.n * p.source_zero_bytes).reshape(p.n, -1)
     at = [weight.codes[1], weight.scale[1], 0 if weight.zero is None else weight.zero[1]]
-    for pieces in p.packed(codes, scale, zero):
-        for i, piece in enumerate(pieces):
-            if piece is not None:
-                at[i] += _put(file, table, at[i], piece.reshape(-1).view(np.uint8))
+    try:
+        for pieces in p.packed(codes, scale, zero):
+            for i, piece in enumerate(pieces):
+                if piece is not None:
+                    at[i] += _put(file, table, at[i], piece.reshape(-1).view(np.uint8))
+    except ValueError as error:
+        place = f"the weight at byte {weight.codes[0]} cannot be packed: {error}; export again"
+        raise BundleError(TABLE_NAME, place) from error
 
 
 def _cut(weights: Bytes, offset: int, length: int) -> Bytes:

@@ -80,7 +80,7 @@ class OutputProcessor:
                 stops.append(Stop(event.request_id, event.index, stop))
             if state.finished:
                 del self._requests[event.request_id]
-        outputs = (s.result() for s in touched.values() if s.finished or not s.final_only)
+        outputs = [s.result() for s in touched.values() if s.finished or not s.final_only]
         return Processed(tuple(outputs), tuple(stops))
 
 
@@ -115,6 +115,8 @@ class _RequestState:
         if choice.finish_reason is None:
             choice.take(event)
         self._note(event, now)
+        if choice.finish_reason is None:
+            return None
         if all(c.finish_reason is not None for c in self._choices):
             self._finished = now
         return choice.stop_string if event.finish_reason is None else None

@@ -1,6 +1,7 @@
 """What one step does, and what came of it, as frozen values."""
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
 from trtllm_lite.runtime.backends.base import Batch
@@ -54,9 +55,11 @@ class StepPlan:
         yield from self.decode
         yield from self.prefill
 
-    def rows_of(self, batch: Batch) -> list[PlanRow]:
+    def rows_of(self, batch: Batch) -> Ordered[PlanRow]:
         """The rows that a batch of this plan runs, in its order."""
-        rows = {row.slot: row for row in self.rows}
+        if batch.phase == "decode":
+            return self.decode
+        rows = {row.slot: row for row in self.prefill}
         return [rows[batch.first_slot + i] for i in range(batch.rows)]
 
 

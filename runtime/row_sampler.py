@@ -1,5 +1,6 @@
 """From a row's logits to its outcome: samplers of the running sequences, prompt logprobs."""
 
+import math
 from collections.abc import Sequence as Ordered
 
 import numpy as np
@@ -25,8 +26,19 @@ class RowSampler:
 
     def take_all(self, rows: Ordered[PlanRow], logits: F32) -> dict[Sequence, Outcome]:
         """The outcomes of the rows of one run; `logits` [rows, num_logits, vocab]."""
-        best = logits.argmax(axis=-1).tolist()
-        return {row.sequence: self.take(row, logits[i], best[i]) for i, row in enumerate(rows)}
+        best: list[list[int]] = logits.argmax(axis=-1).tolist()
+        whole = logits.shape[2] == self._vocab_size
+        outcomes: dict[Sequence, Outcome] = {}
+        for i, row in enumerate(rows):
+            # A row that has a sampler has its prompt's logprobs behind it.
+            sampler = self._samplers.get(row.sequence)
+            token = best[i][-1]
+            plain = whole and sampler is not None and sampler.takes_best and not row.draft
+            if plain and row.samples and math.isfinite(logits.item(i, -1, token)):
+                outcomes[row.sequence] = Outcome((Sampled(token, None),))
+            else:
+                outcomes[row.sequence] = self.take(row, logits[i], best[i])
+        return outcomes
 
     def take(self, row: PlanRow, logits: F32, best: Ordered[int]) -> Outcome:
         """The outcome of a row that ran. `logits` [num_logits, vocab], the last one last, and their

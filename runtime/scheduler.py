@@ -13,6 +13,7 @@ from trtllm_lite.runtime.sampler import Sampled
 from trtllm_lite.runtime.speculation import Speculator
 
 MIN_CHUNK = 16
+TAIL_SHARE = 16
 MAX_PROMPT_LOGPROBS_CHUNK = 64
 
 
@@ -40,6 +41,10 @@ class Scheduler:
         self._eos = frozenset(eos_token_ids)
         self._clock = clock
         self._speculator = speculator
+        all_slots = config.max_num_seqs * config.max_sequence_tokens
+        self._tail = min(MIN_CHUNK, config.max_num_batched_tokens // TAIL_SHARE)
+        self._crowds = all_slots > config.max_kv_tokens
+        """Whether running sequences can grow past the limit of tokens at all."""
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.finished: Counter[FinishReason] = Counter()
@@ -59,15 +64,18 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """Choose the next step: every decoding row, then prefill with what is left of the budget.
 
-        When decoding rows use up the budget, prefill still gets MIN_CHUNK tokens.
+        When decoding rows use up the budget, prefill still gets MIN_CHUNK tokens. A run has a price
+        of its own, about that of ten tokens. So the last tokens of a prompt, up to MIN_CHUNK and
+        the budget's TAIL_SHARE-th part of them, go with the ones before them, past the budget.
         """
         drafts = self._drafts()
         room = self._config.max_num_batched_tokens - self._kv.num_decoding
-        room -= sum(map(len, drafts.values()))
+        if drafts:
+            room -= sum(map(len, drafts.values()))
         chunks = self._share(max(room, min(MIN_CHUNK, self._config.max_num_batched_tokens)))
-        decode = tuple(self._row(s, 1, drafts.get(s, ())) for s in self._kv.decoding)
-        prefill = tuple(self._row(s, n) for s, n in chunks.items())
-        return StepPlan(self._placement.drain(), decode, prefill)
+        decode = [self._row(s, 1, drafts.get(s, ())) for s in self._kv.decoding]
+        prefill = [self._row(s, n) for s, n in chunks.items()] if chunks else ()
+        return StepPlan(self._placement.drain(), tuple(decode), tuple(prefill))
 
     def apply(self, plan: StepPlan, outcomes: Mapping[Sequence, Outcome]) -> Applied:
         """Advance the rows of the plan, end what is done, preempt what no longer fits."""
@@ -75,11 +83,13 @@ class Scheduler:
         rows = (*plan.decode, *plan.prefill)
         for row in rows:
             events += self._advance(row, outcomes[row.sequence])
-        self._leave([r.sequence for r in rows if r.sequence.status is Status.FINISHED])
+        ended = [r.sequence for r in rows if r.sequence.status is Status.FINISHED]
+        if ended:
+            self._leave(ended)
         for row in rows:
             if row.sequence.status is Status.RUNNING:
                 self._placement.settle(row.sequence, sampled=row.samples)
-        while self.kv_tokens > self._config.max_kv_tokens:
+        while self._crowds and self.kv_tokens > self._config.max_kv_tokens:
             self._preempt_youngest()
         return Applied(tuple(events), self._placement.drain())
 
@@ -108,17 +118,27 @@ class Scheduler:
         """Tokens of prefill for each sequence: running ones first, then as many more as can be
         admitted while the budget lasts."""
         chunks: dict[Sequence, int] = {}
-        for sequence in self.running:
+        prefilling = len(self.running) > self._kv.num_decoding
+        for sequence in self.running if prefilling else ():
             if budget > 0 and not self._kv.is_decoding(sequence):
-                chunks[sequence] = _chunk(sequence, budget)
+                chunks[sequence] = self._chunk(sequence, budget)
                 budget -= chunks[sequence]
         while budget > 0 and self._can_admit():
             sequence = self._admit()
-            cost = _chunk(sequence, budget)
+            cost = self._chunk(sequence, budget)
             if not self._kv.is_decoding(sequence):
                 chunks[sequence] = cost
             budget -= cost
         return chunks
+
+    def _chunk(self, sequence: Sequence, budget: int) -> int:
+        """How many tokens of it come next. Slots have room for the padding of a whole budget, so
+        no chunk is larger than that."""
+        left = sequence.num_uncomputed_tokens
+        most = self._config.max_num_batched_tokens
+        if _wants_all_logits(sequence):
+            most = min(most, MAX_PROMPT_LOGPROBS_CHUNK)
+        return min(left if left <= budget + self._tail else budget, most)
 
     def _can_admit(self) -> bool:
         """Whether the head of the queue may start. It must leave every running sequence room for
@@ -161,8 +181,9 @@ class Scheduler:
         )
 
     def _advance(self, row: PlanRow, outcome: Outcome) -> list[TokenEvent]:
-        sequence, events = row.sequence, list[TokenEvent]()
-        accepted = max(len(outcome.sampled) - 1, 0)
+        sequence = row.sequence
+        events: list[TokenEvent] = []
+        accepted = len(outcome.sampled) - 1 if outcome.sampled else 0
         # What was computed behind a rejected token is not part of the sequence.
         sequence.num_computed_tokens += row.num_tokens - len(row.draft) + accepted
         if row.draft:
@@ -185,7 +206,7 @@ class Scheduler:
             self._speculator.learn(row.sequence, len(row.draft), accepted)
 
     def _end_if_done(self, sequence: Sequence) -> None:
-        token, params = sequence.token_ids[-1], sequence.params
+        token, params = sequence.token_ids[-1], sequence.request.params
         if token in self._eos and not params.ignore_eos:
             self._end(sequence, "stop")
         elif token in params.stop_token_ids:
@@ -231,16 +252,12 @@ class Scheduler:
         self.waiting.appendleft(sequence)
 
 
-def _chunk(sequence: Sequence, budget: int) -> int:
-    most = MAX_PROMPT_LOGPROBS_CHUNK if _wants_all_logits(sequence) else budget
-    return min(sequence.num_uncomputed_tokens, budget, most)
-
-
 def _wants_all_logits(sequence: Sequence) -> bool:
     """Whether prompt logprobs are asked for and not given yet. They belong to the request: its
     first choice computes them."""
-    wanted = sequence.params.prompt_logprobs is not None and sequence.index == 0
-    return wanted and not sequence.num_generated_tokens
+    if sequence.request.params.prompt_logprobs is None:
+        return False
+    return sequence.index == 0 and not sequence.num_generated_tokens
 
 
 def _event(

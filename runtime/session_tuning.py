@@ -80,7 +80,8 @@ def describe(tuning: Tuning, session: Session) -> str:
     info = session.info
     huge = info.huge_page_bytes // 2**20
     weights = f"{info.weights} weights" + (f", {huge} MiB in huge pages" if huge else "")
-    return f"{in_words(tuning)}, {info.kernels} kernels, {weights}"
+    cache = f"{info.kv_dtype} KV cache"
+    return f"{in_words(tuning)}, {info.kernels} kernels, {cache}, {weights}"
 
 
 def _with_given(tuning: Tuning, given: Given) -> Tuning:

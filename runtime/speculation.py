@@ -107,7 +107,8 @@ class Speculator:
         if not rows or len(rows) > MAX_ROWS:
             return {}
         room = self._config.max_num_batched_tokens // len(rows) - 1
-        found = {s: d for s in rows if (d := self._guess(s, min(room, self._limit(s))))}
+        asking = [s for s in rows if self._wanted(s)]
+        found = {s: d for s in asking if (d := self._guess(s, min(room, self._limit(s))))}
         length = self._length(found, len(rows)) if found else 0
         return {s: d[:length] for s, d in found.items()} if length else {}
 
@@ -128,7 +129,7 @@ class Speculator:
         return limit
 
     def _guess(self, sequence: Sequence, most: int) -> tuple[int, ...]:
-        if most < 1 or not self._wanted(sequence):
+        if most < 1:
             return ()
         if sequence not in self._drafters:
             ignored = self._eos if sequence.params.ignore_eos else frozenset[int]()

@@ -1,9 +1,11 @@
 """The documents name only what exists."""
 
+import fnmatch
 import json
 import re
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,12 @@ from trtllm_lite.exporter.quality.phases import PhaseQuality
 from trtllm_lite.exporter.quantize.formats import FORMATS
 from trtllm_lite.runtime.manifest import Quantization
 from trtllm_lite.tools.compare_peers.document import cells
-from trtllm_lite.tools.compare_peers.report import markdown
+from trtllm_lite.tools.compare_peers.page import (
+    all_verdicts,
+    page,
+    read_notes,
+    without_reason,
+)
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -91,29 +98,46 @@ def test_the_readme_starts_people_off(command: str) -> None:
     assert command in (ROOT / "README.md").read_text()
 
 
-PEERS = ROOT / "docs/measurements/peers-smollm2.json"
+MEASUREMENTS = ROOT / "docs/measurements"
+PEERS = MEASUREMENTS / "peers-smollm2.json"
+NOTES = MEASUREMENTS / "notes.toml"
 COLUMNS = (
     *(("ttft_" + n, 1e3) for n in ("128", "512", "1024")),
     *((name, 1.0) for name in ("decode_128", "decode_1024", "total_4", "total_8", "total_16")),
 )
 
 
+def measured() -> dict[str, Any]:
+    paths = sorted(MEASUREMENTS.glob("peers-*.json"))
+    return {path.name: json.loads(path.read_text()) for path in paths}
+
+
 def test_the_measured_table_is_the_committed_measurement() -> None:
-    measured = json.loads(PEERS.read_text())
-    readme, figures = (ROOT / "README.md").read_text(), cells(measured)
-    names = [contender["name"] for contender in measured["contenders"]]
-    assert len(names) == 6
+    found = measured()[PEERS.name]
+    readme, figures = (ROOT / "README.md").read_text(), cells(found)
+    names = [contender["name"] for contender in found["contenders"] if contender["bits"] == 8]
+    assert len(names) >= 4
     for name in names:
         medians = (f"{figures[metric][name]['median'] * scale:.0f}" for metric, scale in COLUMNS)
-        quality = measured["quality"][name]
+        quality = found["quality"][name]
         kl = quality.get("decode", quality["prefill"])["kl"]
         assert f"| {name} | {' | '.join(medians)} | {kl:.4f} |" in readme
 
 
 def test_the_comparison_is_the_committed_measurement() -> None:
-    page = (ROOT / "docs/comparison.md").read_text()
-    for path in (PEERS, PEERS.with_name("peers-smollm2-int4.json")):
-        assert markdown(json.loads(path.read_text())) in page
+    assert (ROOT / "docs/comparison.md").read_text() == page(measured(), read_notes(NOTES))
+
+
+def test_every_cell_under_its_bar_has_a_reason() -> None:
+    assert without_reason(measured(), read_notes(NOTES)) == []
+
+
+def test_every_reason_is_that_of_a_measured_cell() -> None:
+    notes = read_notes(NOTES)
+    cells = [(v.model, v.bits, v.bar.key) for v in all_verdicts(measured(), notes)]
+    for (model, bits), reasons in notes.reasons.items():
+        keys = [key for *section, key in cells if section == [model, bits]]
+        assert [pattern for pattern, _ in reasons if not fnmatch.filter(keys, pattern)] == []
 
 
 def test_the_bundle_page_names_every_field_of_the_certificate() -> None:

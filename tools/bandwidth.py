@@ -6,6 +6,8 @@ than weight bytes / read bandwidth.
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 
@@ -24,16 +26,36 @@ def read_bandwidth(threads: int, available: int | None = None) -> float | None:
 
 
 def measure(threads: int, size: int, passes: int) -> float:
-    """The best rate over `passes` passes. Sums of integers: numpy gives up the interpreter lock
-    and one core sums faster than it can be fed."""
-    # Ones, not zeros: untouched zero pages would all be the same page of memory.
-    parts = np.array_split(np.ones(size // 8, np.int64), threads)
-    read = sum(part.nbytes for part in parts)
-    with ThreadPoolExecutor(threads) as pool:
-        return read / min(_pass(pool, parts) for _ in range(passes))
+    """The best rate over `passes` passes."""
+    with MemoryReader(threads, size) as reader:
+        return reader.rate(passes)
 
 
-def _pass(pool: ThreadPoolExecutor, parts: list[np.typing.NDArray[np.int64]]) -> float:
-    start = time.perf_counter()
-    list(pool.map(np.sum, parts))
-    return time.perf_counter() - start
+class MemoryReader:
+    """A buffer of `size` bytes, and the threads that read it."""
+
+    def __init__(self, threads: int, size: int) -> None:
+        # Ones, not zeros: untouched zero pages would all be the same page of memory.
+        self._parts = np.array_split(np.ones(size // 8, np.int64), threads)
+        self._pool = ThreadPoolExecutor(threads)
+
+    def rate(self, passes: int) -> float:
+        """Bytes per second of the best of `passes` reads. Sums of integers: numpy gives up the
+        interpreter lock and one core sums faster than it can be fed."""
+        return sum(part.nbytes for part in self._parts) / min(self._pass() for _ in range(passes))
+
+    def _pass(self) -> float:
+        start = time.perf_counter()
+        list(self._pool.map(np.sum, self._parts))
+        return time.perf_counter() - start
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._pool.shutdown()

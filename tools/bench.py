@@ -90,9 +90,11 @@ def _measure(
 ) -> dict[str, Any]:
     from trtllm_lite.runtime.bundle import open_bundle
     from trtllm_lite.runtime.host import available_memory, physical_cores
+    from trtllm_lite.runtime.native_weights import has_native
     from trtllm_lite.tools.bandwidth import read_bandwidth
     from trtllm_lite.tools.bench_report import Limit, report
     from trtllm_lite.tools.bench_run import run_bench
+    from trtllm_lite.tools.weights import graph_bytes, packed_bytes
 
     progress.step("open the bundle")
     opened = open_bundle(Path(bundle), check_hashes=values.pop("hash_check"))
@@ -100,9 +102,10 @@ def _measure(
     threads = values["threads"] or physical_cores()
     values["speculation"] = values["speculation"] or "off"
     progress.step("measure read bandwidth")
-    sizes = {entry.path: entry.size for entry in opened.manifest.files}
     rate = read_bandwidth(threads, available_memory())
-    limit = Limit(sizes[opened.manifest.weights], rate)
+    native = has_native(opened) and values["kernels"] != "onnxruntime"
+    read = packed_bytes(opened.folder) if native else graph_bytes(opened.graph_path("decode"))
+    limit = Limit(read, rate)
     engine: dict[str, Any] = {"threads": threads}
     progress.step("load")
     slots = max(options.concurrencies)

@@ -27,8 +27,7 @@ PACKAGES = ("numpy", "onnxruntime", "onnxruntime-gpu", "tokenizers")
 
 @dataclass(frozen=True)
 class Limit:
-    """The weight-bandwidth limit. `weight_bytes` is the size of the whole weights file: what a
-    model reads per token, a little less where an embedding table is not also the output layer."""
+    """The weight-bandwidth limit. `weight_bytes`: what decoding one request reads for a token."""
 
     weight_bytes: int
     bytes_per_second: float | None

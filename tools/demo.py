@@ -55,7 +55,7 @@ def is_complete(bundle: Path) -> bool:
 def run_export(model: Path, bundle: Path) -> None:
     """Export and verify as a user would. Ends the program when that fails; it has said why."""
     places = [str(short(model)), "--output", str(bundle)]
-    options = ["export", *places, "--quantize", "auto", "--overwrite"]
+    options = ["export", *places, "--quantize", "auto", "--kv-dtype", "auto", "--overwrite"]
     click.echo(f"$ trtllm-lite {' '.join(options)}")
     code = run_to_the_end([sys.executable, "-m", "trtllm_lite", *options])
     if code != 0:

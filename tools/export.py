@@ -45,6 +45,13 @@ EXAMPLES = (
 )
 @option(
     "Export",
+    "--kv-dtype",
+    default="float32",
+    help="KV cache under the native kernels: float32, float16, int8, or auto: float16 where they "
+    "run the model and its certificate passes.",
+)
+@option(
+    "Export",
     "--max-model-len",
     type=Count(),
     help=f"Most tokens of a sequence ({NUMBER_HELP}). Default: what the checkpoint declares.",

@@ -1,6 +1,7 @@
 """What an export ends with: files, seconds, memory, the certificate, and what to do next."""
 
 import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtllm_lite.tools.console import Console, Table, format_bytes, format_seconds, printable
@@ -48,8 +49,11 @@ def _steps(report: "ExportReport") -> Table:
 
 def _sizes(report: "ExportReport") -> list[str]:
     manifest, length = report.manifest, report.manifest.limits.max_model_len
-    token = manifest.kv.bytes_per_token
+    kind = report.kv_dtypes[0]
+    token = replace(manifest.kv, dtype=kind).bytes_per_token
     cache = f"{format_bytes(token)} a token, {format_bytes(token * length)} for {length} tokens"
+    if kind != manifest.kv.dtype:
+        cache += f", in {kind} under the native kernels (elsewhere {manifest.kv.dtype})"
     return [
         f"Weights: {format_bytes(report.weight_bytes)} ({_quantized(report)})",
         f"KV cache: {cache}",

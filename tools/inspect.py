@@ -1,6 +1,6 @@
 """`trtllm-lite inspect`: a readable picture of a bundle. Needs no torch, onnx or onnxruntime."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +56,14 @@ def _host(bundle: "Bundle") -> dict[str, Any]:
     return {"prepared": prepared, "tuning": cache.recall("tuning")}
 
 
+def _native_caches(bundle: "Bundle") -> dict[str, int]:
+    """Bytes a token of the caches that the native graphs have, first the bundle's own choice."""
+    from trtllm_lite.runtime.native_weights import cache_dtypes
+
+    kv = bundle.manifest.kv
+    return {kind: replace(kv, dtype=kind).bytes_per_token for kind in cache_dtypes(bundle)}
+
+
 def _weights(bundle: "Bundle") -> list["WeightGroup"]:
     from trtllm_lite.tools.weights import read_weights, weight_groups
 
@@ -97,6 +105,7 @@ def _document(
         "kv": {
             "bytes_per_token": per_token,
             "bytes_per_slot": per_token * manifest.limits.max_model_len,
+            "native_bytes_per_token": _native_caches(bundle),
             "layers": [asdict(layer) for layer in manifest.kv.layers],
         },
         "weights": [asdict(group) for group in weights],
@@ -119,7 +128,7 @@ def _show(
     console.table(tables.facts(bundle))
     for graph in manifest.graphs:
         console.table(tables.graph_io(graph, every_layer=every_layer))
-    console.table(tables.kv_cache(manifest))
+    console.table(tables.kv_cache(manifest, _native_caches(bundle)))
     if every_layer:
         console.table(tables.kv_layers(manifest))
     console.table(tables.weight_table(weights))

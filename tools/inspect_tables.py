@@ -73,8 +73,9 @@ def _names(tensors: list[TensorSpec]) -> str:
     return first if len(tensors) == 1 else f"{first} .. {last} ({len(tensors)} layers)"
 
 
-def kv_cache(manifest: Manifest) -> Table:
-    """Bytes of the cache: a token, a slot, all slots."""
+def kv_cache(manifest: Manifest, native: Mapping[str, int]) -> Table:
+    """Bytes of the cache: a token, a slot, all slots. native: of a token under the native kernels,
+    by the type of the cache, first the one that the bundle was made for."""
     kv, limits = manifest.kv, manifest.limits
     slot = kv.bytes_per_token * limits.max_model_len
     windows = sum(layer.sliding_window is not None for layer in kv.layers)
@@ -84,6 +85,13 @@ def kv_cache(manifest: Manifest) -> Table:
         (f"a slot of {limits.max_model_len} tokens", format_bytes(slot)),
         (f"all {limits.max_num_seqs} slots", format_bytes(slot * limits.max_num_seqs)),
     ]
+    if native:
+        made_for = " (default)" if len(native) > 1 else ""
+        sizes = [
+            f"{kind}{made_for if i == 0 else ''}, {format_bytes(size)} a token"
+            for i, (kind, size) in enumerate(native.items())
+        ]
+        rows.append(("under the native kernels", "; ".join(sizes)))
     if kv.recompute_at is not None:
         rows.append(("computed again past", f"{kv.recompute_at} tokens"))
     return Table("KV cache", ("what", "value"), tuple(rows))

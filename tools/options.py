@@ -172,6 +172,13 @@ speed_options = stacked(
     ),
     option(
         "Engine",
+        "--kv-dtype",
+        type=click.Choice(["auto", "float32", "float16", "int8"]),
+        default="auto",
+        help="Of the KV cache. Auto: what the bundle was made for, where our kernels run.",
+    ),
+    option(
+        "Engine",
         "--spin/--no-spin",
         default=None,
         help="Threads wait between two steps at full speed. Default: measured.",
@@ -246,6 +253,7 @@ _LLM_ARGUMENTS = (
     ("host_cache", "host_cache"),
     ("kernels", "kernels"),
     ("rounding", "rounding"),
+    ("kv_dtype", "kv_dtype"),
     ("hash_check", "check_hashes"),
     ("prefix_caching", "enable_prefix_caching"),
     ("speculation", "speculation"),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+from trtllm_lite.runtime.native_table import TABLE_NAME, from_json
 from trtllm_lite.runtime.onnx_wire import ELEMENT_BITS
 from trtllm_lite.runtime.protobuf import Field, Reader
 
@@ -22,6 +23,10 @@ DTYPE_NAMES = {
     **{17: "float8e4m3fn", 18: "float8e4m3fnuz", 19: "float8e5m2", 20: "float8e5m2fnuz"},
     **{21: "uint4", 22: "int4", 23: "float4e2m1"},
 }
+
+
+# Names of tables of which a token reads one row, not all.
+ROTARY = "rotary."
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,21 @@ def weight_groups(weights: Iterable[Weight]) -> list[WeightGroup]:
         for dtype, ws in groups.items()
     ]
     return sorted(made, key=lambda group: -group.nbytes)
+
+
+def packed_bytes(bundle: Path) -> int:
+    """Bytes of weights that one token reads with the native kernels: all of their data file but
+    its plain copies (norms, which are small, and rotary tables). A tied embedding is the head,
+    which is read whole. Raises BundleError for a bundle whose table is not readable."""
+    table = from_json((bundle / TABLE_NAME).read_bytes())
+    return table.size - sum(copy.length for copy in table.copies)
+
+
+def graph_bytes(graph: Path) -> int:
+    """Bytes of weights that one token reads with a decode graph, each counted once: a little less
+    where an embedding table is not also the output layer."""
+    weights = {w.place: w for w in read_weights(graph) if not w.name.startswith(ROTARY)}
+    return sum(weight.nbytes for weight in weights.values())
 
 
 def _initializers(reader: Reader, size: int) -> Iterator[Field]:

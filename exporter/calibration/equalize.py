@@ -8,7 +8,7 @@ the output stays linear up to the next one (values, the factor of a gate). The c
 two, so float32 results stay as they were, bit by bit.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from trtllm_lite.exporter.calibration.rounding_trial import Rounding, RoundingTrial
 from trtllm_lite.exporter.calibration.scaling import Scaling
 from trtllm_lite.exporter.calibration.statistics import layer_linears
 from trtllm_lite.runtime.progress import Progress
@@ -55,20 +56,27 @@ class _Link:
         return self.origin is None, _last(self.maker), _last(self.readers[0])
 
 
-def equalize(model: Any, windows: Array, progress: Progress) -> Mapping[str, Scaling]:
+def equalize(
+    model: Any, windows: Array, progress: Progress, roundings: Sequence[Rounding] = ()
+) -> Mapping[str, Scaling]:
     """Even out what the model's linear modules read, in place, and say how its parameters changed,
-    by name. windows: token ids [count, length]; the first few are read.
+    by name. windows: token ids [count, length]; the first few are read, and the last.
 
     Whether a maker's features go to its readers, linearly and to nothing else, is tried: a change
-    is taken back for all layers when the model's predictions are not the same.
+    is taken back for all layers when the model's predictions are not the same, or when `roundings`,
+    taken together, cost more with it than without.
     """
     with torch.no_grad():
+        trial = RoundingTrial(model, windows, roundings)
         links = [*_norm_links(model, windows[:1, :PROBE_TOKENS]), *_projection_links(model)]
         _watch(model, links, windows[:WINDOWS], progress)
         scalings: dict[str, Scaling] = {}
+        least = trial.loss()
         for role in sorted({link.role for link in links}):
             found = _scalings(model, [x for x in links if x.role == role])
-            if _keeps_predictions(model, found, windows[:1, :PROBE_TOKENS]):
+            loss = _try(model, found, windows[:1, :PROBE_TOKENS], trial, least)
+            if loss is not None:
+                least = loss
                 for name, new in found.items():
                     scalings[name] = scalings[name].then(new) if name in scalings else new
     return scalings
@@ -193,8 +201,11 @@ def _factors(link: _Link, features: Tensor, weights: Tensor) -> tuple[Array, Arr
     return factors.numpy(), factors[origin].numpy()
 
 
-def _keeps_predictions(model: Any, scalings: Mapping[str, Scaling], ids: Array) -> bool:
-    """Apply the scalings to the model; when its predictions change, take them back."""
+def _try(
+    model: Any, scalings: Mapping[str, Scaling], ids: Array, trial: RoundingTrial, least: float
+) -> float | None:
+    """Apply the scalings to the model and say what its rounding then costs. When that is more than
+    `least`, or the predictions change, take them back: None."""
     before = _logits(model, ids)
     kept = {name: model.get_parameter(name).clone() for name in scalings}
     for name, scaling in scalings.items():
@@ -202,11 +213,13 @@ def _keeps_predictions(model: Any, scalings: Mapping[str, Scaling], ids: Array) 
         changed = scaling.applied([parameter.detach().numpy().reshape(-1)], tuple(parameter.shape))
         parameter.copy_(torch.from_numpy(next(changed)).view_as(parameter))
     after = _logits(model, ids)
-    same = torch.allclose(after, before, rtol=0, atol=SAME * float(before.abs().max()))
-    if not same:
-        for name, values in kept.items():
-            model.get_parameter(name).copy_(values)
-    return same
+    if torch.allclose(after, before, rtol=0, atol=SAME * float(before.abs().max())):
+        loss = trial.loss()
+        if loss <= least:
+            return loss
+    for name, values in kept.items():
+        model.get_parameter(name).copy_(values)
+    return None
 
 
 def _logits(model: Any, ids: Array) -> Tensor:

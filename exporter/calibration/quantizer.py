@@ -7,7 +7,7 @@ import torch
 from trtllm_lite.exporter.calibration.gptq import Factor, factorize, round_with_feedback
 from trtllm_lite.exporter.calibration.grid import find_grid, nearest
 from trtllm_lite.exporter.calibration.statistics import InputStatistics, Statistics
-from trtllm_lite.exporter.quantize.quantizer import Quantized, finite
+from trtllm_lite.exporter.quantize.quantizer import Quantized, finite, short_scale
 
 Tensor = torch.Tensor
 
@@ -32,7 +32,8 @@ class CalibratedQuantizer:
         weights = torch.from_numpy(np.array(finite(name, rows), np.float32))
         known = self._statistics.get(name)
         importance = torch.ones(weights.shape[1]) if known is None else damped(known.inputs.power)
-        scale, zero = find_grid(weights, importance, bits, block)
+        found, zero = find_grid(weights, importance, bits, block)
+        scale = torch.from_numpy(short_scale(name, found.numpy()))
         if known is None or known.inputs.moment is None:
             q = nearest(weights, scale, zero, bits, block)
         else:

@@ -40,14 +40,16 @@ class Scaling:
                 raise ValueError(f"{len(factors)} factors along axis {axis} of {shape}")
         width, shift, done = int(np.prod(shape[1:])), np.float32(self.shift), 0
         for piece in pieces:
-            places = np.arange(done, done + len(piece))
+            first, start = divmod(done, width)
+            done += len(piece)
+            last = -(-done // width)
+            here = slice(start, start + len(piece))  # of the rows that the piece touches
             scaled = piece.astype(np.float32) + shift
             if self.rows is not None:
-                scaled *= self.rows[places // width]
+                scaled *= np.repeat(self.rows[first:last], width)[here]
             if self.columns is not None:
-                scaled *= self.columns[places % width]
+                scaled *= np.tile(self.columns, last - first)[here]
             yield scaled - shift
-            done += len(piece)
 
 
 def _product(a: Array | None, b: Array | None) -> Array | None:

@@ -16,17 +16,21 @@ from trtllm_lite.exporter.graft import AttentionFacts, Lengths
 from trtllm_lite.exporter.lowering.base import Pass, Target
 from trtllm_lite.exporter.passes import (
     fold_rotary,
+    fold_scale,
     fuse_activation,
     fuse_layer_norm,
     fuse_linear,
     fuse_rms_norm,
+    fuse_rotary,
     fuse_skip_norm,
     hoist_tokens,
     pack_attention,
     pack_projections,
     pick_tokens,
+    regroup_heads,
     simplify_layouts,
     split_slices,
+    turn_weights,
     widen_rows,
 )
 
@@ -96,12 +100,16 @@ def passes(max_model_len: int) -> tuple[tuple[str, Pass], ...]:
     return (
         ("fuse_linear", fuse_linear),
         ("widen_rows", widen_rows),
+        ("turn_weights", turn_weights),
         ("fuse_rms_norm", fuse_rms_norm),
         ("fuse_layer_norm", fuse_layer_norm),
         ("pack_projections", pack_projections),
         ("fold_rotary", partial(fold_rotary, length=max_model_len)),
+        ("fuse_rotary", partial(fuse_rotary, length=max_model_len)),
         ("split_slices", split_slices),
+        ("regroup_heads", regroup_heads),
         ("simplify_layouts", simplify_layouts),
+        ("fold_scale", fold_scale),
         ("pack_attention", pack_attention),
         ("fuse_skip_norm", fuse_skip_norm),
         ("fuse_activation", fuse_activation),

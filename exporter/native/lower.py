@@ -55,6 +55,7 @@ class _Lowering:
     packings: dict[str, Packing] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     heads: set[str] = field(default_factory=set)
+    gates: dict[ir.Node, "_Gate"] = field(default_factory=dict)
 
     def count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
@@ -65,10 +66,10 @@ class _Lowering:
         self.packings[weight.name] = packing
         values = [
             self._value(f"{weight.name}.codes", packing.codes_shape, ir.DataType.UINT8),
-            self._value(f"{weight.name}.scale", packing.scale_shape, ir.DataType.FLOAT),
+            self._value(f"{weight.name}.scale", packing.scale_shape, ir.DataType.UINT16),
         ]
         if kind.bits == 4:
-            zero = self._value(f"{weight.name}.zero", packing.scale_shape, ir.DataType.FLOAT)
+            zero = self._value(f"{weight.name}.zero", packing.zero_shape, ir.DataType.UINT8)
             values.append(zero)
         return values
 
@@ -84,7 +85,7 @@ def lower_native(
 ) -> NativeGraph | None:
     """A copy of the float graph over our kernels; None when no weight has a format for them."""
     work = model.clone()
-    lowering = _Lowering(work.graph, {w.name: w for w in weights})
+    lowering = _Lowering(work.graph, {w.name: w for w in weights}, gates=_gates(work.graph))
     for node in list(work.graph):
         for weight, is_linear in weights_of(node):
             known = lowering.weights[str(weight.name)]
@@ -104,17 +105,21 @@ def lower_native(
 
 
 def round_fast(native: NativeGraph) -> int:
-    """Let all but the layer that makes the logits round activations once, whatever the tokens.
-    Returns how many layers that are."""
+    """Let all but the layer that makes the logits round activations once, whatever the tokens, and
+    attention of many tokens round what it multiplies to bfloat16. Returns how many linear layers
+    that are."""
     linears = [node for node in native.model.graph if node.op_type == "BlockLinear"]
     inner = [node for node in linears if node.name not in native.heads]
     for node in inner:
         node.attributes["exact_tokens"] = ir.AttrInt64("exact_tokens", 0)
+    for node in native.model.graph:
+        if node.op_type.startswith("Attention") and node.domain == DOMAIN:
+            node.attributes["bfloat16"] = ir.AttrInt64("bfloat16", 1)
     return len(inner)
 
 
 def _linear(lowering: _Lowering, node: ir.Node, weight: Linear, kind: Format) -> None:
-    gate = _gate(node) if weight.rows % 2 == 0 and not weight.is_embedding else None
+    gate = lowering.gates.get(node)
     last = gate.product if gate is not None else node
     inputs = [node.inputs[0], *lowering.packed(weight, kind, gated=gate is not None)]
     attributes = _described(weight, kind, ACTIVATIONS[gate.activation.op_type] if gate else 0)
@@ -152,6 +157,23 @@ class _Gate:
 
     activation: ir.Node
     product: ir.Node
+
+
+def _gates(graph: ir.Graph) -> dict[ir.Node, _Gate]:
+    """The products that are gated. A weight has one packing, so that either all that reads it is
+    gated or nothing."""
+    readers: dict[ir.Value, dict[ir.Node, _Gate | None]] = {}
+    for node in graph:
+        for weight, is_linear in weights_of(node):
+            gate = _gate(node) if is_linear else None
+            readers.setdefault(weight, {})[node] = gate
+    return {
+        node: gate
+        for gates in readers.values()
+        if all(gates.values())
+        for node, gate in gates.items()
+        if gate is not None
+    }
 
 
 def _gate(node: ir.Node) -> _Gate | None:
@@ -201,6 +223,7 @@ def _attention(lowering: _Lowering, node: ir.Node) -> None:
         "local_window_size": given.get_int("local_window_size", -1),
         "do_rotary": given.get_int("do_rotary", 0),
         "rotary_interleaved": given.get_int("rotary_interleaved", 0),
+        "bfloat16": 0,
     }
     new = ir.node(
         "Attention", node.inputs, attributes, domain=DOMAIN, num_outputs=3, name=node.name

@@ -6,29 +6,46 @@ the machine that runs them.
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import onnx_ir as ir
 
 from trtllm_lite.exporter.external_data import ALIGNMENT, Placed
+from trtllm_lite.exporter.native.cache import CacheScales, with_cache
 from trtllm_lite.exporter.native.lower import NativeGraph, round_fast
+from trtllm_lite.runtime.kv_dtype import KVDtype
 from trtllm_lite.runtime.native_table import (
     DATA_NAME,
-    GRAPHS,
+    PLAIN_CACHE,
     TABLE_NAME,
     VERSION,
     Copy,
     NativeTable,
     PackedWeight,
+    Rounding,
+    graph_name,
+    graph_names,
     to_json,
 )
+
+# In this order: what is "exact" becomes "fast" in place.
+ROUNDINGS: tuple[Rounding, ...] = ("exact", "fast")
 
 SUFFIXES = {8: ("q8", "q8_scale", None), 4: ("q4", "q4_scale", "q4_zero")}
 
 
-def write_native(folder: Path, native: NativeGraph, places: Mapping[str, Placed]) -> list[str]:
-    """Write the graphs and the table, and return their names. `places`: of weights.bin."""
+def write_native(
+    folder: Path,
+    native: NativeGraph,
+    places: Mapping[str, Placed],
+    kv_dtypes: tuple[KVDtype, ...] = (PLAIN_CACHE,),
+    scales: CacheScales | None = None,
+) -> list[str]:
+    """Write the graphs and the table, and return their names. `places`: of weights.bin.
+    `kv_dtypes`: a graph for each, first the one that the bundle is made for; `scales`: for int8."""
     table, targets = _table(native, places)
+    table = replace(table, kv_dtypes=kv_dtypes)
     for name, value in native.model.graph.initializers.items():
         if value.const_value is None:
             assert value.shape is not None
@@ -37,12 +54,15 @@ def write_native(folder: Path, native: NativeGraph, places: Mapping[str, Placed]
             value.const_value = ir.ExternalTensor(
                 DATA_NAME, offset, length, value.dtype, shape=value.shape, name=name
             )
-    ir.save(native.model, folder / GRAPHS["exact"])
-    round_fast(native)
-    ir.save(native.model, folder / GRAPHS["fast"])
+    for rounding in ROUNDINGS:
+        if rounding == "fast":
+            round_fast(native)
+        for kind in kv_dtypes:
+            made = with_cache(native.model, kind, scales)
+            ir.save(made, folder / graph_name(rounding, kind))
     text = json.dumps(to_json(table), indent=1)
     (folder / TABLE_NAME).write_text(text + "\n", encoding="utf-8")
-    return [*GRAPHS.values(), TABLE_NAME]
+    return [*graph_names(kv_dtypes), TABLE_NAME]
 
 
 def _table(

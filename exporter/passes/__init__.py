@@ -2,11 +2,12 @@
 many places it did."""
 
 from trtllm_lite.exporter.passes.activation import fuse_activation
-from trtllm_lite.exporter.passes.attention import pack_attention
+from trtllm_lite.exporter.passes.attention import fold_scale, pack_attention
 from trtllm_lite.exporter.passes.constants import fold_constants
 from trtllm_lite.exporter.passes.edit import MICROSOFT
+from trtllm_lite.exporter.passes.heads import regroup_heads
 from trtllm_lite.exporter.passes.layout import simplify_layouts, split_slices
-from trtllm_lite.exporter.passes.linear import fuse_linear, pack_projections
+from trtllm_lite.exporter.passes.linear import fuse_linear, pack_projections, turn_weights
 from trtllm_lite.exporter.passes.norm import (
     SKIP,
     SUM,
@@ -17,6 +18,7 @@ from trtllm_lite.exporter.passes.norm import (
 )
 from trtllm_lite.exporter.passes.notes import drop_trace_notes, scopes
 from trtllm_lite.exporter.passes.rotary import fold_rotary
+from trtllm_lite.exporter.passes.rotary_node import fuse_rotary
 from trtllm_lite.exporter.passes.rows import widen_rows
 from trtllm_lite.exporter.passes.tokens import hoist_tokens, pick_tokens
 from trtllm_lite.exporter.passes.weights import (
@@ -25,6 +27,7 @@ from trtllm_lite.exporter.passes.weights import (
     external_weights,
     pack_weights,
     take_tables,
+    weight_arrangements,
     weight_offset,
     weight_parts,
 )
@@ -40,20 +43,25 @@ __all__ = [
     "fold_constants",
     "fold_offsets",
     "fold_rotary",
+    "fold_scale",
     "fuse_activation",
     "fuse_layer_norm",
     "fuse_linear",
     "fuse_rms_norm",
+    "fuse_rotary",
     "fuse_skip_norm",
     "hoist_tokens",
     "pack_attention",
     "pack_projections",
     "pack_weights",
     "pick_tokens",
+    "regroup_heads",
     "scopes",
     "simplify_layouts",
     "split_slices",
     "take_tables",
+    "turn_weights",
+    "weight_arrangements",
     "weight_offset",
     "weight_parts",
     "widen_rows",

@@ -1,13 +1,55 @@
-"""Attention that reads queries, keys and values as one packed projection."""
+"""Attention that reads one packed projection, and scales its scores itself."""
 
 import onnx_ir as ir
 
-from trtllm_lite.exporter.passes.edit import dims, int64s, make, only_reader, remove_dead, take_over
+from trtllm_lite.exporter.passes.edit import (
+    constant,
+    dims,
+    int64s,
+    make,
+    only_reader,
+    producer,
+    remove_dead,
+    take_over,
+)
 
 
 def pack_attention(model: ir.Model) -> int:
     """Attention over three neighbouring parts of a Split -> attention over that stretch itself."""
     return sum(_packed(n) for n in list(model.graph) if n.op_type == "GroupQueryAttention")
+
+
+def fold_scale(model: ir.Model) -> int:
+    """Attention over queries that were multiplied by a number -> attention that scales by it.
+
+    OPT scales its queries. Returns the number of attention nodes.
+    """
+    count = 0
+    for node in list(model.graph):
+        if node.op_type != "GroupQueryAttention" or (found := _scaled(node)) is None:
+            continue
+        product, plain, number = found
+        node.replace_input_with(0, plain)
+        scale = node.attributes.get_float("scale") * number
+        node.attributes["scale"] = ir.AttrFloat32("scale", scale)
+        remove_dead([product])
+        count += 1
+    return count
+
+
+def _scaled(node: ir.Node) -> tuple[ir.Node, ir.Value, float] | None:
+    """The Mul that makes the queries, what it multiplies, and by which number."""
+    product = producer(node.inputs[0], "Mul")
+    # A scale of 0 stands for the operator's own.
+    if product is None or not node.attributes.get_float("scale", 0.0):
+        return None
+    if only_reader(product.outputs[0], node.op_type) is None:
+        return None
+    for plain, factor in (product.inputs, reversed(product.inputs)):
+        numbers = constant(factor)
+        if plain is not None and numbers is not None and numbers.size == 1 and numbers.any():
+            return product, plain, float(numbers.reshape(()))
+    return None
 
 
 def _packed(node: ir.Node) -> bool:

@@ -16,7 +16,12 @@ from trtllm_lite.exporter.passes.edit import (
     replace,
     take_over,
 )
-from trtllm_lite.exporter.passes.weights import pack_weights
+from trtllm_lite.exporter.passes.weights import (
+    arrange_weight,
+    is_single,
+    pack_weights,
+    weight_parts,
+)
 
 
 def fuse_linear(model: ir.Model) -> int:
@@ -36,15 +41,36 @@ def fuse_linear(model: ir.Model) -> int:
     return count
 
 
+def turn_weights(model: ir.Model) -> int:
+    """MatMul(x, weight [in, out]) -> FusedMatMul(x, weight [out, in], transB=1), as other layers
+    are: the parameter is turned on its way to disk. A weight that something else reads stays.
+    """
+    count = 0
+    for node in list(model.graph):
+        weight = node.inputs[1] if node.op_type == "MatMul" else None
+        if weight is None or not _is_own(weight, 2) or not is_single(weight):
+            continue
+        rows, columns = (int(d) for d in dims(weight) or ())
+        arrange_weight(weight, (rows, columns), (1, 0), (columns, rows))
+        fused = replace(node, "FusedMatMul", [node.inputs[0], weight], {"transB": 1}, MICROSOFT)
+        fused.name = weight.name
+        count += 1
+    return count
+
+
 def pack_projections(model: ir.Model) -> int:
-    """Linear layers that read one value -> one product with their weights stacked, and a Split.
+    """Linear layers of one module that read one value -> one product with their weights stacked,
+    and a Split.
 
     Returns the number of packed products. Biases are stacked too; layers with and without a bias
-    are packed apart. Weights that something else reads stay as they are.
+    are packed apart. Weights that something else reads stay as they are. Where attention and
+    feed-forward part read one norm, each is packed for itself: what follows either of them takes a
+    product as a whole.
     """
-    groups: dict[tuple[ir.Value, bool], list[_Linear]] = {}
-    for linear in _linears(model.graph):
-        groups.setdefault((linear.source, linear.bias is not None), []).append(linear)
+    groups: dict[tuple[ir.Value, str, bool], list[Linear]] = {}
+    for linear in linears(model.graph):
+        key = linear.source, linear.module, linear.bias is not None
+        groups.setdefault(key, []).append(linear)
     packed = [group for group in groups.values() if len(group) > 1]
     for group in packed:
         _pack(model.graph, group)
@@ -52,8 +78,9 @@ def pack_projections(model: ir.Model) -> int:
 
 
 @dataclass(frozen=True)
-class _Linear:
-    """One product, with the addition of its bias if there is one."""
+class Linear:
+    """One product with a weight [out, in] that nothing else reads, with the addition of its bias if
+    there is one."""
 
     source: ir.Value
     node: ir.Node
@@ -65,15 +92,35 @@ class _Linear:
     def output(self) -> ir.Value:
         return (self.add or self.node).outputs[0]
 
+    @property
+    def module(self) -> str:
+        """The name of the module that has the layer."""
+        return weight_parts(self.weight)[0].rpartition(".")[0].rpartition(".")[0]
 
-def _linears(graph: ir.Graph) -> Iterator[_Linear]:
+    @property
+    def is_single(self) -> bool:
+        """Whether weight and bias are one parameter each, in the order of its elements."""
+        return is_single(self.weight) and (self.bias is None or is_single(self.bias))
+
+    def regroup(self, heads: int, parts: int, dim: int) -> None:
+        """Rows [heads, parts, dim] -> [parts, heads, dim]; `is_single` has to be true."""
+        for value in (self.weight, self.bias):
+            if value is not None:
+                size = tuple(int(d) for d in dims(value) or ())
+                rest = size[1:]
+                perm = (1, 0, *range(2, 3 + len(rest)))
+                arrange_weight(value, (heads, parts, dim, *rest), perm, size)
+
+
+def linears(graph: ir.Graph) -> Iterator[Linear]:
+    """Those of a graph, in its order."""
     for node in graph:
         if node.op_type != "FusedMatMul":
             continue
         source, weight = node.inputs
         if source is None or weight is None or not _is_own(weight, 2):
             continue
-        yield _Linear(source, node, weight, *_bias(node, weight))
+        yield Linear(source, node, weight, *_bias(node, weight))
 
 
 def _bias(node: ir.Node, weight: ir.Value) -> tuple[ir.Value | None, ir.Node | None]:
@@ -95,7 +142,7 @@ def _reads(value: ir.Value) -> int:
     return len(list(value.uses()))
 
 
-def _pack(graph: ir.Graph, group: list[_Linear]) -> None:
+def _pack(graph: ir.Graph, group: list[Linear]) -> None:
     first, name = group[0].node, group[0].weight.name
     weight = pack_weights(graph, [linear.weight for linear in group])
     product = make(first, "FusedMatMul", [first.inputs[0], weight], {"transB": 1}, MICROSOFT)
@@ -113,7 +160,7 @@ def _pack(graph: ir.Graph, group: list[_Linear]) -> None:
         remove_dead([linear.add or linear.node])
 
 
-def _describe(value: ir.Value, group: list[_Linear], name: str) -> None:
+def _describe(value: ir.Value, group: list[Linear], name: str) -> None:
     """Name, type and shape of a packed product."""
     one = group[0].node.outputs[0]
     value.name, value.type = name, one.type
@@ -121,7 +168,7 @@ def _describe(value: ir.Value, group: list[_Linear], name: str) -> None:
         value.shape = ir.Shape([*one.shape[:-1], sum(_width(linear) for linear in group)])
 
 
-def _width(linear: _Linear) -> int:
+def _width(linear: Linear) -> int:
     assert linear.weight.shape is not None
     return int(linear.weight.shape.numpy()[0])
 

@@ -40,7 +40,7 @@ def fuse_layer_norm(model: ir.Model) -> int:
     """RMSNormalization(x - mean(x)) -> LayerNormalization(x), with no bias."""
     count = 0
     for node in list(model.graph):
-        if node.op_type != "RMSNormalization" or not _is_over_last_axis(node):
+        if node.op_type != "RMSNormalization" or node.attributes.get_int("axis", -1) != -1:
             continue
         centred = producer(node.inputs[0], "Sub")
         mean = producer(centred.inputs[1], "ReduceMean") if centred is not None else None

@@ -29,12 +29,13 @@ def fold_rotary(model: ir.Model, length: int) -> int:
 
     length: positions run from 0 to length - 1, which is as long as the tables get. Returns the
     number of attention nodes that rotate. A rotation by more than the position (longrope's, by the
-    row's final length) stays in the graph.
+    row's final length) stays in the graph, and so does one by a number of angles that the operator
+    does not take.
     """
     tables: dict[tuple[ir.Value, ir.Value, bool], tuple[ir.Value, ir.Value] | None] = {}
     count = 0
     for node in list(model.graph):
-        if node.op_type != "GroupQueryAttention" or (found := _rotations(node)) is None:
+        if (found := rotations(node)) is None:
             continue
         key = found[0].cos, found[0].sin, found[0].interleaved
         if key not in tables:
@@ -46,9 +47,9 @@ def fold_rotary(model: ir.Model, length: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Rotation:
+class Rotation:
     """`source` [batch, heads, seq, head_dim] rotated: x cos + turned(x) sin, on the first elements
-    of each head. `reader` is the Transpose that takes the result to the operator.
+    of each head. `reader` is the Transpose that takes the result to the operator, by a Reshape.
 
     interleaved: pairs are neighbours; otherwise the first half of the elements with the second.
     """
@@ -60,8 +61,10 @@ class _Rotation:
     reader: ir.Node | None = None
 
 
-def _rotations(node: ir.Node) -> tuple[_Rotation, _Rotation] | None:
+def rotations(node: ir.Node) -> tuple[Rotation, Rotation] | None:
     """Of the queries and keys of an attention node, when both are rotated alike."""
+    if node.op_type != "GroupQueryAttention":
+        return None
     q, k = (_operand(value) for value in node.inputs[:2])
     if q is None or k is None:
         return None
@@ -69,7 +72,7 @@ def _rotations(node: ir.Node) -> tuple[_Rotation, _Rotation] | None:
     return (q, k) if alike else None
 
 
-def _operand(value: ir.Value | None) -> _Rotation | None:
+def _operand(value: ir.Value | None) -> Rotation | None:
     reshape = producer(value, "Reshape")
     transpose = producer(reshape.inputs[0], "Transpose") if reshape is not None else None
     if transpose is None or perm(transpose) != [0, 2, 1, 3]:
@@ -79,10 +82,10 @@ def _operand(value: ir.Value | None) -> _Rotation | None:
     found = _whole(transpose.inputs[0]) or _partial(transpose.inputs[0])
     if found is None:
         return None
-    return _Rotation(found.source, found.cos, found.sin, found.interleaved, transpose)
+    return Rotation(found.source, found.cos, found.sin, found.interleaved, transpose)
 
 
-def _partial(value: ir.Value | None) -> _Rotation | None:
+def _partial(value: ir.Value | None) -> Rotation | None:
     """Concat of the first elements of each head, rotated, and of the others."""
     concat = producer(value, "Concat")
     if concat is None or len(concat.inputs) != 2:
@@ -94,10 +97,10 @@ def _partial(value: ir.Value | None) -> _Rotation | None:
         return None
     if (head[1], head[3], rest[3]) != (0, 1, 1) or head[2] != rest[1] or rest[2] != _size(rest[0]):
         return None
-    return _Rotation(head[0], inner.cos, inner.sin, inner.interleaved)
+    return Rotation(head[0], inner.cos, inner.sin, inner.interleaved)
 
 
-def _whole(value: ir.Value | None) -> _Rotation | None:
+def _whole(value: ir.Value | None) -> Rotation | None:
     """Add(Mul(x, cos), Mul(turned(x), sin)), in any order of operands."""
     add = producer(value, "Add")
     if add is None:
@@ -107,7 +110,7 @@ def _whole(value: ir.Value | None) -> _Rotation | None:
             for t, sin in _orders(producer(turned, "Mul")):
                 interleaved = _turned(t, x)
                 if interleaved is not None:
-                    return _Rotation(x, cos, sin, interleaved)
+                    return Rotation(x, cos, sin, interleaved)
     return None
 
 
@@ -151,7 +154,7 @@ def _tables(
 ) -> tuple[ir.Value, ir.Value] | None:
     """Initializers [length, angles] of what the graph computes for each position."""
     found = by_position(model, [cos, sin], length)
-    pairs = [_one_of_each_pair(full, interleaved) for full in found or ()]
+    pairs = [one_of_each_pair(full, interleaved) for full in found or ()]
     made = []
     for name, numbers in zip(("cos", "sin"), pairs, strict=False):
         if numbers is None or numbers.shape[1] % ANGLES:
@@ -160,7 +163,7 @@ def _tables(
     return (made[0], made[1]) if made else None
 
 
-def _one_of_each_pair(full: Array, interleaved: bool) -> Array | None:
+def one_of_each_pair(full: Array, interleaved: bool) -> Array | None:
     """[1, 1, length, 2 angles] -> [length, angles], when both of each pair are equal."""
     flat = full.reshape(full.shape[-2], full.shape[-1])
     half = flat.shape[1] // 2
@@ -170,14 +173,19 @@ def _one_of_each_pair(full: Array, interleaved: bool) -> Array | None:
     return np.ascontiguousarray(first) if np.array_equal(first, second) else None
 
 
+def take_out(rotation: Rotation) -> None:
+    """Let the reader have what is not rotated."""
+    assert rotation.reader is not None
+    rotated = rotation.reader.inputs[0]
+    rotation.reader.replace_input_with(0, rotation.source)
+    remove_dead([p for p in [rotated.producer() if rotated is not None else None] if p])
+
+
 def _fold(
-    node: ir.Node, found: tuple[_Rotation, _Rotation], tables: tuple[ir.Value, ir.Value]
+    node: ir.Node, found: tuple[Rotation, Rotation], tables: tuple[ir.Value, ir.Value]
 ) -> None:
     for rotation in found:
-        assert rotation.reader is not None
-        rotated = rotation.reader.inputs[0]
-        rotation.reader.replace_input_with(0, rotation.source)
-        remove_dead([p for p in [rotated.producer() if rotated is not None else None] if p])
+        take_out(rotation)
     node.replace_input_with(COS, tables[0])
     node.replace_input_with(SIN, tables[1])
     node.attributes["do_rotary"] = ir.AttrInt64("do_rotary", 1)

@@ -1,15 +1,17 @@
 """Initializers without data: which there are, what they are made of, how they are stored."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from trtllm_lite.exporter.arrangement import Arrangement
 from trtllm_lite.exporter.passes.edit import initializer
 
 PARTS = "trtllm_lite.parts"
+ARRANGED = "trtllm_lite.arranged"
 OFFSET = "trtllm_lite.offset"
 TABLE = "trtllm_lite.table"
 
@@ -41,10 +43,42 @@ def pack_weights(graph: ir.Graph, parts: Sequence[ir.Value]) -> ir.Value:
     name = "+".join(names)
     packed = ir.Value(name=name, shape=ir.Shape([rows, *shapes[0][1:]]), type=parts[0].type)
     packed.metadata_props[PARTS] = json.dumps(names)
+    _note(packed, {n: a for part in parts for n, a in weight_arrangements(part).items()})
     for part in parts:
         del graph.initializers[str(part.name)]
     graph.initializers[name] = packed
     return packed
+
+
+def arrange_weight(
+    weight: ir.Value, seen_as: Sequence[int], perm: Sequence[int], shape: Sequence[int]
+) -> None:
+    """Put the elements of a weight without data, which one node reads, in another order, in place;
+    `is_single` has to be true of it.
+
+    It becomes the parameter seen as `seen_as`, its axes permuted by `perm`, in the new `shape`.
+    """
+    assert is_single(weight)
+    (name,) = weight_parts(weight)
+    _note(weight, {name: Arrangement(tuple(seen_as), tuple(perm))})
+    weight.shape = ir.Shape(list(shape))
+
+
+def is_single(weight: ir.Value) -> bool:
+    """Whether a weight is one parameter, in the order of its elements."""
+    return len(weight_parts(weight)) == 1 and not weight_arrangements(weight)
+
+
+def weight_arrangements(value: ir.Value) -> dict[str, Arrangement]:
+    """Those of a weight's parameters that stand in another order in it."""
+    noted = json.loads(value.metadata_props.get(ARRANGED, "{}"))
+    return {name: Arrangement(tuple(shape), tuple(perm)) for name, (shape, perm) in noted.items()}
+
+
+def _note(value: ir.Value, found: Mapping[str, Arrangement]) -> None:
+    if found:
+        plain = {name: [a.shape, a.perm] for name, a in found.items()}
+        value.metadata_props[ARRANGED] = json.dumps(plain)
 
 
 def offset_weight(graph: ir.Graph, weight: ir.Value, offset: float) -> ir.Value:
@@ -53,6 +87,7 @@ def offset_weight(graph: ir.Graph, weight: ir.Value, offset: float) -> ir.Value:
     made = ir.Value(name=name, shape=weight.shape, type=weight.type)
     made.metadata_props[PARTS] = json.dumps(weight_parts(weight))
     made.metadata_props[OFFSET] = repr(offset)
+    _note(made, weight_arrangements(weight))
     del graph.initializers[str(weight.name)]
     graph.initializers[name] = made
     return made

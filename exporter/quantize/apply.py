@@ -5,11 +5,14 @@ from dataclasses import dataclass, replace
 
 from trtllm_lite.exporter.external_data import IR_DTYPES, Stored, in_order, plain
 from trtllm_lite.exporter.graphs import Graphs
+from trtllm_lite.exporter.native.cache import cache_dtypes
 from trtllm_lite.exporter.native.lower import NativeGraph, lower_native
 from trtllm_lite.exporter.passes import add_storage_casts, drop_unused_weights, external_weights
 from trtllm_lite.exporter.quantize.formats import FORMATS, NONE
 from trtllm_lite.exporter.quantize.plan import FormatPlan, plan_formats
 from trtllm_lite.exporter.quantize.rewrite import find_linears, quantize_graph
+from trtllm_lite.runtime.kv_dtype import KVDtype
+from trtllm_lite.runtime.native_table import PLAIN_CACHE
 
 
 @dataclass(frozen=True)
@@ -29,12 +32,14 @@ class FormatSize:
 @dataclass(frozen=True)
 class Prepared:
     """Graphs over stored tensors that have no place yet; `counts` are the passes', by phase.
-    `native`: the same over our own kernels, where the formats allow."""
+    `native`: the same over our own kernels, where the formats allow; `kv_dtypes`: the caches that
+    it is written with, first the one that the bundle is made for."""
 
     graphs: Graphs
     plan: FormatPlan
     stored: tuple[Stored, ...]
     native: NativeGraph | None = None
+    kv_dtypes: tuple[KVDtype, ...] = (PLAIN_CACHE,)
 
     @property
     def sizes(self) -> tuple[FormatSize, ...]:
@@ -47,8 +52,10 @@ def prepare(
     dtype: str,
     prefill_format: str | None = None,
     keep_int8: Collection[str] = (),
+    kv_dtype: str = PLAIN_CACHE,
 ) -> Prepared:
-    """Rewrite copies of the graphs; `graphs` stays as it is. dtype: of what is not quantized."""
+    """Rewrite copies of the graphs; `graphs` stays as it is. dtype: of what is not quantized.
+    Raises UsageError for a kv_dtype that cannot be had."""
     order = list(graphs.weights)
     models = tuple(model.clone() for model in graphs.models)
     if dtype != "float32":
@@ -68,7 +75,8 @@ def prepare(
     if native is not None:
         counts |= {f"native.{name}": count for name, count in native.counts.items()}
     finished = replace(graphs, models=models, counts=counts)
-    return Prepared(finished, plan, tuple(in_order([*stored, *plain(left)], order)), native)
+    ordered = tuple(in_order([*stored, *plain(left)], order))
+    return Prepared(finished, plan, ordered, native, cache_dtypes(kv_dtype, native))
 
 
 def format_sizes(stored: Iterable[Stored]) -> tuple[FormatSize, ...]:

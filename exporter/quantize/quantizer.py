@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trtllm_lite.runtime.errors import UnsupportedError
+from trtllm_lite.runtime.short_float import LARGEST, rounded
 
 Array = npt.NDArray[Any]
 
@@ -16,8 +17,8 @@ Array = npt.NDArray[Any]
 class Quantized:
     """Integers of n rows of K weights in blocks along K; the last block may be shorter.
 
-    q: uint8 [n, K]. scale: float32 [n, ceil(K / block)]. zero: uint8, the shape of scale.
-    The weight is (q - zero) * scale.
+    q: uint8 [n, K]. scale: float32 [n, ceil(K / block)], of which 16 bits say all. zero: uint8, the
+    shape of scale. The weight is (q - zero) * scale; where scale is 0, q is zero.
     """
 
     q: Array
@@ -39,7 +40,8 @@ class RoundToNearest:
 
     def quantize(self, name: str, rows: Array, bits: int, block: int) -> Quantized:
         blocks = blocked(finite(name, rows), block)
-        scale, zero = _symmetric(blocks) if bits == 8 else _asymmetric(blocks, bits)
+        low, zero = _symmetric(blocks) if bits == 8 else _asymmetric(blocks, bits)
+        scale = short_scale(name, low)
         steps = np.rint(blocks * _inverse(scale)[..., None])
         q = np.clip(steps + zero[..., None], 0, 2**bits - 1).astype(np.uint8)
         n, k = rows.shape
@@ -76,6 +78,18 @@ def finite(name: str, rows: Array) -> Array:
             "export with --quantize none, or repair the checkpoint",
         )
     return rows
+
+
+def short_scale(name: str, scale: Array) -> Array:
+    """Scales as near to these as 16 bits can say, float32. Integers are to be chosen for what this
+    gives, so that nothing is lost by it. Raises UnsupportedError for one that is too large."""
+    if scale.size and scale.max() > LARGEST:
+        raise UnsupportedError(
+            f"quantizing with a scale of {scale.max():g} (in {name})",
+            f"scales up to {LARGEST:g}",
+            "export with --quantize none, or repair the checkpoint",
+        )
+    return rounded(scale)
 
 
 def _symmetric(blocks: Array) -> tuple[Array, Array]:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from trtllm_lite.runtime.bundle import Bundle
 from trtllm_lite.runtime.host_cache import HostCache
+from trtllm_lite.runtime.kv_dtype import KVChoice
 from trtllm_lite.runtime.manifest import Phase
 from trtllm_lite.runtime.native_table import Rounding
 from trtllm_lite.runtime.progress import NoProgress, Progress
@@ -39,6 +40,7 @@ class SessionOptions:
     are made once per machine lie; None makes none. `phases`: the graphs to open; a run of another
     one fails. `kernels`: whose operators run; ours need a host cache.
     `rounding`: of the activations of few tokens by our kernels; ONNX Runtime's are as "fast".
+    `kv_dtype`: of the cache; "auto" is what the bundle was made for, where the kernels can.
     """
 
     num_slots: int
@@ -50,6 +52,7 @@ class SessionOptions:
     phases: tuple[Phase, ...] = ("prefill", "decode")
     kernels: KernelChoice = "auto"
     rounding: Rounding = "fast"
+    kv_dtype: KVChoice = "auto"
     progress: Progress = field(default_factory=NoProgress)
 
 
@@ -79,7 +82,7 @@ class SessionInfo:
     rows and tokens are in the run.
     `weights`: "mapped" from files that other sessions and processes share, or "private".
     `huge_page_bytes`: private memory in huge pages. `kernels`: whose operators multiply by
-    quantized weights.
+    quantized weights. `kv_dtype`: of the cache, which `kv_bytes_per_token` are of.
     """
 
     backend: str
@@ -93,6 +96,7 @@ class SessionInfo:
     weights: Literal["mapped", "private"] = "private"
     huge_page_bytes: int = 0
     kernels: Literal["native", "onnxruntime"] = "onnxruntime"
+    kv_dtype: str = "float32"
 
 
 @dataclass(frozen=True)

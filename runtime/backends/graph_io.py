@@ -4,7 +4,7 @@ Nothing here knows which library runs the graph: a backend hands in what its lib
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trtllm_lite.runtime.backends.base import Array, Batch
 from trtllm_lite.runtime.errors import BundleError
@@ -18,6 +18,9 @@ _TOKEN_ROLES: tuple[Role, ...] = (
     "context_lens",
     "logits_indices",
 )
+
+
+_CACHE_ROLES: tuple[Role, ...] = ("past_key", "past_value", "present_key", "present_value")
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,18 @@ def graph_io(manifest: Manifest, phase: Phase) -> GraphIO:
         present_keys=_in_layer_order(graph, "present_key"),
         present_values=_in_layer_order(graph, "present_value"),
     )
+
+
+def with_cache_dtype(manifest: Manifest, dtype: str) -> Manifest:
+    """The manifest of graphs that differ from these in the element type of their cache alone."""
+
+    def retyped(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+        return tuple(replace(t, dtype=dtype) if t.role in _CACHE_ROLES else t for t in tensors)
+
+    graphs = tuple(
+        replace(g, inputs=retyped(g.inputs), outputs=retyped(g.outputs)) for g in manifest.graphs
+    )
+    return replace(manifest, kv=replace(manifest.kv, dtype=dtype), graphs=graphs)
 
 
 def check_actual(field: str, table: Iterable[TensorSpec], actual: Iterable[ActualTensor]) -> None:

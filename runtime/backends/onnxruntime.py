@@ -16,6 +16,7 @@ from trtllm_lite.runtime.backends.ort_session import OrtSession
 from trtllm_lite.runtime.bundle import Bundle
 from trtllm_lite.runtime.errors import BundleError, MissingExtraError, UsageError
 from trtllm_lite.runtime.host import physical_cores
+from trtllm_lite.runtime.kv_dtype import check_kv_choice
 from trtllm_lite.runtime.manifest import Manifest
 from trtllm_lite.runtime.native_table import Rounding
 
@@ -44,12 +45,12 @@ def open_session(bundle: Bundle, options: SessionOptions) -> OrtSession:
     ort = _import_onnxruntime()
     threads = options.intra_op_num_threads or physical_cores()
     opened = open_graphs(ort, bundle, threads, options)
-    pool = KVPool(bundle.manifest.kv, options.num_slots, options.capacity)
+    pool = KVPool(opened.kv, options.num_slots, options.capacity)
     info = SessionInfo(
         "onnxruntime",
         "cpu",
         threads,
-        bundle.manifest.kv.bytes_per_token,
+        opened.kv.bytes_per_token,
         multi_token_decode=bundle.manifest.graph("decode").is_multi_token,
         decode_cost=_decode_cost(bundle.manifest, options, native=opened.native),
         shape_invariant=opened.native or _is_float32(bundle.manifest),
@@ -57,6 +58,7 @@ def open_session(bundle: Bundle, options: SessionOptions) -> OrtSession:
         weights="mapped" if opened.mapped else "private",
         huge_page_bytes=opened.huge_page_bytes,
         kernels="native" if opened.native else "onnxruntime",
+        kv_dtype=opened.kv.dtype,
     )
     return OrtSession(ort, opened.graphs, pool, options, info)
 
@@ -96,6 +98,7 @@ def _check_options(bundle: Bundle, options: SessionOptions) -> None:
     if options.rounding not in get_args(Rounding):
         allowed = ", ".join(get_args(Rounding))
         raise UsageError(f"rounding: got {options.rounding!r}; allowed: {allowed}")
+    check_kv_choice(options.kv_dtype)
     if "decode" not in options.phases:
         raise UsageError(f"phases: got {options.phases}; 'decode' is always needed")
 

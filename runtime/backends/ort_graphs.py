@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_lite.runtime.backends.base import SessionOptions, Spin
-from trtllm_lite.runtime.backends.graph_io import ActualTensor, check_actual, graph_io
+from trtllm_lite.runtime.backends.graph_io import (
+    ActualTensor,
+    check_actual,
+    graph_io,
+    with_cache_dtype,
+)
 from trtllm_lite.runtime.backends.ort_prepared import ort_preparer, prepared_name
 from trtllm_lite.runtime.backends.ort_session import LoadedGraph, one_line
 from trtllm_lite.runtime.bundle import Bundle
@@ -19,9 +24,14 @@ from trtllm_lite.runtime.huge_pages import (
     without,
 )
 from trtllm_lite.runtime.kernels import Kernels, find_kernels
-from trtllm_lite.runtime.manifest import Phase
-from trtllm_lite.runtime.native_table import GRAPHS
-from trtllm_lite.runtime.native_weights import has_native, native_preparer
+from trtllm_lite.runtime.kv_dtype import choose_kv_dtype
+from trtllm_lite.runtime.manifest import KVSpec, Manifest, Phase
+from trtllm_lite.runtime.native_table import graph_name
+from trtllm_lite.runtime.native_weights import (
+    has_native,
+    native_preparer,
+    read_table,
+)
 
 SPIN_MICROSECONDS: dict[Spin, int] = {"off": 0, "brief": 100, "long": 2000}
 """How long a thread waits at full speed for its next piece of work. "brief" bridges two operators
@@ -42,12 +52,13 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class OpenedGraphs:
     """`mapped`: the weights are mapped from files that other sessions and processes share.
-    `huge_page_bytes`: private memory that was gathered into huge pages. `native`: our own kernels
-    run; both phases are then one session."""
+    `kv`: the cache that the graphs have. `huge_page_bytes`: private memory that was gathered into
+    huge pages. `native`: our own kernels run; both phases are then one session."""
 
     graphs: Mapping[Phase, LoadedGraph]
     mapped: bool
-    huge_page_bytes: int
+    kv: KVSpec
+    huge_page_bytes: int = 0
     native: bool = False
 
 
@@ -60,7 +71,7 @@ def open_graphs(ort: Any, bundle: Bundle, threads: int, options: SessionOptions)
     native = _open_native(ort, bundle, threads, options)
     if native is not None:
         give_back_free_memory()
-        return OpenedGraphs(native, mapped=True, huge_page_bytes=0, native=True)
+        return native
     before = anonymous_spans()
     graphs = _open_prepared(ort, bundle, threads, options)
     mapped = graphs is not None
@@ -70,14 +81,14 @@ def open_graphs(ort: Any, bundle: Bundle, threads: int, options: SessionOptions)
     give_back_free_memory()
     wanted = not mapped if options.huge_pages is None else options.huge_pages
     huge = collapse(without(anonymous_spans(), before)) if wanted else 0
-    return OpenedGraphs(graphs, mapped, huge)
+    return OpenedGraphs(graphs, mapped, bundle.manifest.kv, huge)
 
 
 def _open_native(
     ort: Any, bundle: Bundle, threads: int, options: SessionOptions
-) -> Mapping[Phase, LoadedGraph] | None:
-    """The graph over our own kernels, for all phases at once. None where it cannot be had; when it
-    was asked for by name, UsageError says why."""
+) -> OpenedGraphs | None:
+    """The graph over our own kernels, for all phases at once. None where it cannot be had; when it,
+    or what only it can do, was asked for by name, UsageError says why."""
     found = find_kernels()
     reason = _why_not_native(bundle, options, found)
     folder, preparer = None, native_preparer(bundle)
@@ -85,27 +96,45 @@ def _open_native(
         folder = options.host_cache.prepared(preparer, options.progress)
         reason = "" if folder is not None else "its weights cannot be prepared on this machine"
     if folder is None:
-        if options.kernels == "native":
-            raise UsageError(f"kernels: got 'native'; not possible here: {reason}")
-        if options.rounding == "exact":
-            raise UsageError(
-                "rounding: got 'exact'; only the native kernels round so, and they do not run "
-                f"here: {reason}; leave it out"
-            )
+        _refuse_without_native(bundle, options, reason)
         return None
     settings = _session_options(ort, threads, options)
     settings.register_custom_ops_library(str(found.library))
+    kind = choose_kv_dtype(options.kv_dtype, read_table(bundle).kv_dtypes)
     try:
-        name = GRAPHS[options.rounding]
+        name = graph_name(options.rounding, kind)
         session = _load(ort, folder / name, name, settings)
-        return {phase: _checked(bundle, phase, session, options) for phase in options.phases}
+        manifest = with_cache_dtype(bundle.manifest, kind)
+        graphs = {phase: _checked(manifest, phase, session, options) for phase in options.phases}
+        return OpenedGraphs(graphs, mapped=True, kv=manifest.kv, native=True)
     except BundleError as error:
-        asked = options.kernels == "native" or options.rounding == "exact"
-        if asked or options.host_cache is None:
+        if _needs_native(bundle, options) or options.host_cache is None:
             raise
         _log.warning("loading without the native kernels: %s", error)
         options.host_cache.discard(preparer)
         return None
+
+
+def _needs_native(bundle: Bundle, options: SessionOptions) -> bool:
+    """Whether something was asked for by name that ONNX Runtime's operators cannot do."""
+    other_cache = options.kv_dtype not in ("auto", bundle.manifest.kv.dtype)
+    return options.kernels == "native" or options.rounding == "exact" or other_cache
+
+
+def _refuse_without_native(bundle: Bundle, options: SessionOptions, reason: str) -> None:
+    """Raises UsageError where `_needs_native`."""
+    if options.kernels == "native":
+        raise UsageError(f"kernels: got 'native'; not possible here: {reason}")
+    if options.rounding == "exact":
+        raise UsageError(
+            "rounding: got 'exact'; only the native kernels round so, and they do not run "
+            f"here: {reason}; leave it out"
+        )
+    if _needs_native(bundle, options):
+        raise UsageError(
+            f"kv_dtype: got {options.kv_dtype!r}; only the native kernels have such a cache, and "
+            f"they do not run here: {reason}; allowed: {bundle.manifest.kv.dtype}"
+        )
 
 
 def _why_not_native(bundle: Bundle, options: SessionOptions, found: Kernels) -> str:
@@ -161,13 +190,15 @@ def _open(
     ort: Any, bundle: Bundle, phase: Phase, path: Path, settings: Any, options: SessionOptions
 ) -> LoadedGraph:
     io = graph_io(bundle.manifest, phase)
-    return _checked(bundle, phase, _load(ort, path, io.field, settings), options)
+    return _checked(bundle.manifest, phase, _load(ort, path, io.field, settings), options)
 
 
-def _checked(bundle: Bundle, phase: Phase, session: Any, options: SessionOptions) -> LoadedGraph:
+def _checked(
+    manifest: Manifest, phase: Phase, session: Any, options: SessionOptions
+) -> LoadedGraph:
     """The session as the graph of a phase, if it has that phase's table."""
-    io = graph_io(bundle.manifest, phase)
-    spec = bundle.manifest.graph(phase)
+    io = graph_io(manifest, phase)
+    spec = manifest.graph(phase)
     check_actual(f"{io.field}.inputs", spec.inputs, _actual(session.get_inputs()))
     check_actual(f"{io.field}.outputs", spec.outputs, _actual(session.get_outputs()))
     for past in (*io.past_keys, *io.past_values):

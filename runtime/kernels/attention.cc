@@ -2,7 +2,9 @@
 
 #include "attention.h"
 
+#include "attention_bfloat16.h"
 #include "attention_few.h"
+#include "attention_float32.h"
 #include "attention_many.h"
 
 namespace trtllm_lite {
@@ -37,7 +39,12 @@ void run(const Attention& a, float* queries, Parallel& parallel) {
       // The last tokens of a row have the most keys: they go first.
       const int64_t unit = units - 1 - int64_t(i) / (a.batch * a.kv_heads);
       const int64_t rest = int64_t(i) % (a.batch * a.kv_heads);
-      many_rows<Cache>(a, queries, rest / a.kv_heads, rest % a.kv_heads, unit * each);
+      const int64_t b = rest / a.kv_heads, head = rest % a.kv_heads;
+      if (a.bfloat16) {
+        Unit<Cache, Bfloat16Factors>(a, b, head, unit * each).run(queries);
+      } else {
+        Unit<Cache, Float32Factors>(a, b, head, unit * each).run(queries);
+      }
     });
     return;
   }

@@ -18,7 +18,6 @@ namespace {
 
 constexpr int64_t kTile = 64;      // keys at a time for many queries
 constexpr int64_t kSplit = 256;    // keys of one part for few queries; parts are merged
-constexpr int64_t kRows = 192;     // queries (heads of a group x tokens) that share packed keys
 constexpr int kHeight = 6;         // rows of a register tile, 4 vectors wide
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
@@ -129,30 +128,13 @@ float raise(Softmax& state, float largest) {
   return factor;
 }
 
-// The weights of a whole tile that the row sees from end to end.
-float weigh_all(float* scores, Softmax& state) {
-  __m512 s[kTile / 16];
-  for (int i = 0; i < kTile / 16; ++i) s[i] = _mm512_loadu_ps(scores + 16 * i);
-  const __m512 top = _mm512_max_ps(_mm512_max_ps(s[0], s[1]), _mm512_max_ps(s[2], s[3]));
-  const float factor = raise(state, _mm512_reduce_max_ps(top));
-  const __m512 base = _mm512_set1_ps(state.largest);
-  for (int i = 0; i < kTile / 16; ++i) {
-    s[i] = exp_ps(_mm512_sub_ps(s[i], base));
-    _mm512_storeu_ps(scores + 16 * i, s[i]);
-  }
-  state.sum += _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(s[0], s[1]),
-                                                  _mm512_add_ps(s[2], s[3])));
-  return factor;
-}
-
-// Scores of keys [0, keys) of a tile that starts at key `start` become weights, in place, for a row
-// that sees [from, to]. Returns what the row's earlier results are to be multiplied with.
-float weigh(const Attention& a, float* scores, int64_t keys, int64_t start, int64_t from,
-            int64_t to, Softmax& state) {
+// Scores of keys [0, keys) become weights, in place, for a row that sees [from, to) of them; `keys` is
+// rounded up to sixteens. Returns what the row's earlier results are to be multiplied with.
+float weigh(float* scores, int64_t keys, int64_t from, int64_t to, float softcap, Softmax& state) {
   __m512 top = _mm512_set1_ps(kNone);
   for (int64_t i = 0; i < keys; i += 16) {
-    const __mmask16 seen = lanes(to + 1 - start - i) & ~lanes(from - start - i) & lanes(keys - i);
-    __m512 s = capped(_mm512_loadu_ps(scores + i), a.softcap);
+    const __mmask16 seen = lanes(to - i) & ~lanes(from - i);
+    __m512 s = capped(_mm512_loadu_ps(scores + i), softcap);
     s = _mm512_mask_blend_ps(seen, _mm512_set1_ps(kNone), s);
     _mm512_storeu_ps(scores + i, s);
     top = _mm512_max_ps(top, s);
@@ -171,6 +153,33 @@ float weigh(const Attention& a, float* scores, int64_t keys, int64_t start, int6
   }
   state.sum += _mm512_reduce_add_ps(sum);
   return factor;
+}
+
+// Sixteen rows of sixteen become columns, `stride` apart.
+void transpose16(const __m512* in, float* out, int64_t stride) {
+  __m512 t[16], u[16];
+  for (int i = 0; i < 8; ++i) {
+    t[2 * i] = _mm512_unpacklo_ps(in[2 * i], in[2 * i + 1]);
+    t[2 * i + 1] = _mm512_unpackhi_ps(in[2 * i], in[2 * i + 1]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    for (int j = 0; j < 2; ++j) {
+      const __m512d lo = _mm512_castps_pd(t[4 * i + j]), hi = _mm512_castps_pd(t[4 * i + 2 + j]);
+      u[4 * i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(lo, hi));
+      u[4 * i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(lo, hi));
+    }
+  }
+  // u[4i + c] holds column c + 4 lane of rows 4i .. 4i+3, one 128-bit lane each.
+  for (int c = 0; c < 4; ++c) {
+    const __m512 a = _mm512_shuffle_f32x4(u[c], u[4 + c], 0x88);
+    const __m512 b = _mm512_shuffle_f32x4(u[8 + c], u[12 + c], 0x88);
+    const __m512 d = _mm512_shuffle_f32x4(u[c], u[4 + c], 0xdd);
+    const __m512 e = _mm512_shuffle_f32x4(u[8 + c], u[12 + c], 0xdd);
+    _mm512_storeu_ps(out + c * stride, _mm512_shuffle_f32x4(a, b, 0x88));
+    _mm512_storeu_ps(out + (8 + c) * stride, _mm512_shuffle_f32x4(a, b, 0xdd));
+    _mm512_storeu_ps(out + (4 + c) * stride, _mm512_shuffle_f32x4(d, e, 0x88));
+    _mm512_storeu_ps(out + (12 + c) * stride, _mm512_shuffle_f32x4(d, e, 0xdd));
+  }
 }
 
 }  // namespace

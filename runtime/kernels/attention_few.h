@@ -7,21 +7,17 @@
 namespace trtllm_lite {
 namespace {
 
-// Sums of sixteen vectors, in order, as one vector.
-__m512 sums(const __m512* x) {
-  __m512 y[8];
-  for (int i = 0; i < 8; ++i) {
-    const __m512 lo = _mm512_unpacklo_ps(x[2 * i], x[2 * i + 1]);
-    const __m512 hi = _mm512_unpackhi_ps(x[2 * i], x[2 * i + 1]);
-    y[i] = _mm512_add_ps(lo, hi);  // even lanes of vector 2i, odd lanes of 2i+1
-  }
-  __m512 z[4];
-  for (int i = 0; i < 4; ++i) {
-    const __m512d a = _mm512_castps_pd(y[2 * i]), b = _mm512_castps_pd(y[2 * i + 1]);
-    z[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
-                         _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
-  }
-  // z[i] holds four partial sums, one a 128-bit lane, of vectors 4i .. 4i+3.
+// Sums of four vectors: each 128-bit lane of the result has a part of all four, in order.
+inline __m512 quarters(const __m512* x) {
+  const __m512 a = _mm512_add_ps(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
+  const __m512 b = _mm512_add_ps(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
+  const __m512d c = _mm512_castps_pd(a), d = _mm512_castps_pd(b);
+  return _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(c, d)),
+                       _mm512_castpd_ps(_mm512_unpackhi_pd(c, d)));
+}
+
+// The sixteen sums of four such results, in order.
+inline __m512 sums(const __m512* z) {
   const __m512 u = _mm512_add_ps(_mm512_shuffle_f32x4(z[0], z[1], 0x88),
                                  _mm512_shuffle_f32x4(z[0], z[1], 0xdd));
   const __m512 w = _mm512_add_ps(_mm512_shuffle_f32x4(z[2], z[3], 0x88),
@@ -29,37 +25,57 @@ __m512 sums(const __m512* x) {
   return _mm512_add_ps(_mm512_shuffle_f32x4(u, w, 0x88), _mm512_shuffle_f32x4(u, w, 0xdd));
 }
 
-// Scores of `count` keys, for heads of `vectors` x 16 elements (0: any size).
-template <class Cache, int vectors>
-void dots(int64_t dim, const float* q, const typename Cache::Element* keys, const float* scale,
-          int64_t count, float* scores) {
-  __m512 query[vectors > 0 ? vectors : 1];
-  for (int j = 0; j < vectors; ++j) query[j] = _mm512_loadu_ps(q + 16 * j);
-  for (int64_t t = 0; t < count; t += 16) {
-    __m512 part[16];
-    const int64_t here = std::min<int64_t>(16, count - t);
-    for (int64_t i = 0; i < 16; ++i) part[i] = _mm512_setzero_ps();
-    for (int64_t i = 0; i < here; ++i) {
-      const auto* row = keys + (t + i) * dim;
-      __m512 sum = _mm512_setzero_ps();
-      for (int j = 0; j < vectors; ++j) {
-        sum = _mm512_fmadd_ps(query[j], Cache::load(row + 16 * j, scale + 16 * j), sum);
+// Scores of four keys, or what there is of them, with `rows` queries.
+template <class Cache, int rows>
+[[gnu::always_inline]] inline void four_dots(int64_t dim, const float* const* q,
+                                             const typename Cache::Element* keys,
+                                             const float* scale, int64_t count,
+                                             __m512 (&sum)[rows][4]) {
+#pragma GCC unroll 4
+  for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) sum[r][i] = _mm512_setzero_ps();
+  }
+  for (int64_t d = 0; d < dim; d += 16) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      // Keys that are not there must not be read: the last is read again.
+      const __m512 key = Cache::load(keys + std::min<int64_t>(i, count - 1) * dim + d, scale + d);
+#pragma GCC unroll 4
+      for (int r = 0; r < rows; ++r) {
+        sum[r][i] = _mm512_fmadd_ps(_mm512_loadu_ps(q[r] + d), key, sum[r][i]);
       }
-      for (int64_t d = 16 * vectors; d < dim; d += 16) {
-        sum = _mm512_fmadd_ps(_mm512_loadu_ps(q + d), Cache::load(row + d, scale + d), sum);
-      }
-      part[i] = sum;
     }
-    _mm512_storeu_ps(scores + t, sums(part));
   }
 }
 
+// Scores of `count` keys with `rows` queries: scores [rows, kSplit].
+template <class Cache, int rows>
+void dots(int64_t dim, const float* const* q, const typename Cache::Element* keys,
+          const float* scale, int64_t count, float* scores) {
+  for (int64_t t = 0; t < count; t += 16) {
+    __m512 part[rows][4];
+    for (int64_t i = 0; i < 4; ++i) {
+      const int64_t first = std::min(t + 4 * i, count - 1);
+      __m512 sum[rows][4];
+      four_dots<Cache, rows>(dim, q, keys + first * dim, scale, count - first, sum);
+#pragma GCC unroll 4
+      for (int r = 0; r < rows; ++r) part[r][i] = quarters(sum[r]);
+    }
+    for (int r = 0; r < rows; ++r) _mm512_storeu_ps(scores + r * kSplit + t, sums(part[r]));
+  }
+}
+
+// The same of any number of queries, three at a time: as many as the heads of many models share.
 template <class Cache>
-void dot_scores(const Attention& a, const float* q, const typename Cache::Element* keys,
-                const float* scale, int64_t count, float* scores) {
-  if (a.dim == 64) return dots<Cache, 4>(a.dim, q, keys, scale, count, scores);
-  if (a.dim == 128) return dots<Cache, 8>(a.dim, q, keys, scale, count, scores);
-  return dots<Cache, 0>(a.dim, q, keys, scale, count, scores);
+void dot_scores(int64_t rows, int64_t dim, const float* const* q,
+                const typename Cache::Element* keys, const float* scale, int64_t count,
+                float* scores) {
+  for (; rows >= 3; rows -= 3, q += 3, scores += 3 * kSplit) {
+    dots<Cache, 3>(dim, q, keys, scale, count, scores);
+  }
+  if (rows == 2) dots<Cache, 2>(dim, q, keys, scale, count, scores);
+  if (rows == 1) dots<Cache, 1>(dim, q, keys, scale, count, scores);
 }
 
 // out [16 * wide] = sum over keys of weight x value, for `rows` rows at once.
@@ -126,6 +142,19 @@ int64_t parts_of(const Attention& a) {
   return std::max<int64_t>(1, (longest(a) + kSplit - 1) / kSplit);
 }
 
+// Scores of one query with the keys of a part become weights, zeros up to its end; its largest score
+// and its sum become the head of the part's result.
+void weigh_part(const Attention& a, float* scores, int64_t position, int64_t start, int64_t end,
+                float* result) {
+  const int64_t count = std::clamp<int64_t>(position + 1 - start, 0, end - start);
+  Softmax state;
+  if (count > 0) weigh(scores, count, first_key(a, position) - start, count, a.softcap, state);
+  const int64_t filled = (count + 15) / 16 * 16;
+  std::memset(scores + filled, 0, (kSplit - filled) * sizeof(float));
+  result[0] = state.largest;
+  result[1] = state.sum;
+}
+
 template <class Cache>
 void few_rows(const Attention& a, float* queries, const Parts& parts, int64_t b, int64_t head,
               int64_t part) {
@@ -146,24 +175,20 @@ void few_rows(const Attention& a, float* queries, const Parts& parts, int64_t b,
   const int64_t rows = tokens * group;
   for (int64_t top = 0; top < rows; top += kHeight) {
     const int64_t height = std::min<int64_t>(kHeight, rows - top);
+    const float* q[kHeight];
     float* out[kHeight];
-    int64_t seen = 0;
     for (int64_t r = 0; r < height; ++r) {
       const int64_t s = (top + r) / group, h = head * group + (top + r) % group;
-      const int64_t position = past + s;
-      const int64_t count = std::clamp<int64_t>(position + 1 - start, 0, end - start);
-      float* result = parts.at(a, b, s, h, part);
-      Softmax state;
-      dot_scores<Cache>(a, query_row(a, queries, b, s, h), keys, k_scale, count, weights[r]);
-      if (count > 0) {
-        weigh(a, weights[r], count, start, first_key(a, position), position, state);
-      }
-      const int64_t filled = (count + 15) / 16 * 16;
-      std::memset(weights[r] + filled, 0, (kSplit - filled) * sizeof(float));
-      result[0] = state.largest;
-      result[1] = state.sum;
-      out[r] = result + 16;
-      seen = std::max(seen, count);
+      q[r] = query_row(a, queries, b, s, h);
+      out[r] = parts.at(a, b, s, h, part);
+    }
+    // Of these rows, the last sees most keys.
+    const int64_t newest = past + (top + height - 1) / group;
+    const int64_t seen = std::clamp<int64_t>(newest + 1 - start, 0, end - start);
+    dot_scores<Cache>(height, a.dim, q, keys, k_scale, seen, weights[0]);
+    for (int64_t r = 0; r < height; ++r) {
+      weigh_part(a, weights[r], past + (top + r) / group, start, end, out[r]);
+      out[r] += 16;
     }
     mix_values<Cache>(height, a.dim, weights[0], seen, values, v_scale, out);
   }

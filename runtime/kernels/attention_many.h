@@ -1,162 +1,135 @@
-// Attention of many queries: keys are packed by tiles, scores and results are matrix products. Included
-// by attention.cc alone.
+// Attention of many queries: keys and values are packed by tiles, scores and results are matrix
+// products. Included by attention.cc alone.
 #pragma once
 
-#include "attention_common.h"
+#include "attention_softmax.h"
 
 namespace trtllm_lite {
 namespace {
 
-// C [rows, 16 * wide] = factor x C + A [rows, depth] B [depth, 16 * wide].
-template <int rows, int wide>
-void product(const float* x, int64_t x_stride, const float* y, int64_t y_stride, int64_t depth,
-             float* c, int64_t c_stride, const float* factor) {
-  __m512 sum[rows][wide];
-  for (int r = 0; r < rows; ++r) {
-    for (int j = 0; j < wide; ++j) {
-      sum[r][j] = factor == nullptr ? _mm512_setzero_ps()
-                                    : _mm512_mul_ps(_mm512_set1_ps(factor[r]),
-                                                    _mm512_loadu_ps(c + r * c_stride + 16 * j));
-    }
-  }
-  for (int64_t i = 0; i < depth; ++i) {
-    __m512 right[wide];
-    for (int j = 0; j < wide; ++j) right[j] = _mm512_loadu_ps(y + i * y_stride + 16 * j);
-    for (int r = 0; r < rows; ++r) {
-      const __m512 left = _mm512_set1_ps(x[r * x_stride + i]);
-      for (int j = 0; j < wide; ++j) sum[r][j] = _mm512_fmadd_ps(left, right[j], sum[r][j]);
-    }
-  }
-  for (int r = 0; r < rows; ++r) {
-    for (int j = 0; j < wide; ++j) _mm512_storeu_ps(c + r * c_stride + 16 * j, sum[r][j]);
-  }
-}
-
-using Product = void (*)(const float*, int64_t, const float*, int64_t, int64_t, float*, int64_t,
-                         const float*);
-template <int rows>
-constexpr Product kWide[4] = {product<rows, 1>, product<rows, 2>, product<rows, 3>,
-                              product<rows, 4>};
-constexpr const Product* kProducts[kHeight] = {kWide<1>, kWide<2>, kWide<3>,
-                                               kWide<4>, kWide<5>, kWide<6>};
-
-void transpose16(const __m512* in, float* out, int64_t stride) {
-  __m512 t[16], u[16];
-  for (int i = 0; i < 8; ++i) {
-    t[2 * i] = _mm512_unpacklo_ps(in[2 * i], in[2 * i + 1]);
-    t[2 * i + 1] = _mm512_unpackhi_ps(in[2 * i], in[2 * i + 1]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    for (int j = 0; j < 2; ++j) {
-      const __m512d lo = _mm512_castps_pd(t[4 * i + j]), hi = _mm512_castps_pd(t[4 * i + 2 + j]);
-      u[4 * i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(lo, hi));
-      u[4 * i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(lo, hi));
-    }
-  }
-  // u[4i + c] holds column c + 4 lane of rows 4i .. 4i+3, one 128-bit lane each.
-  for (int c = 0; c < 4; ++c) {
-    const __m512 a = _mm512_shuffle_f32x4(u[c], u[4 + c], 0x88);
-    const __m512 b = _mm512_shuffle_f32x4(u[8 + c], u[12 + c], 0x88);
-    const __m512 d = _mm512_shuffle_f32x4(u[c], u[4 + c], 0xdd);
-    const __m512 e = _mm512_shuffle_f32x4(u[8 + c], u[12 + c], 0xdd);
-    _mm512_storeu_ps(out + c * stride, _mm512_shuffle_f32x4(a, b, 0x88));
-    _mm512_storeu_ps(out + (8 + c) * stride, _mm512_shuffle_f32x4(a, b, 0xdd));
-    _mm512_storeu_ps(out + (4 + c) * stride, _mm512_shuffle_f32x4(d, e, 0x88));
-    _mm512_storeu_ps(out + (12 + c) * stride, _mm512_shuffle_f32x4(d, e, 0xdd));
-  }
-}
-
-// Keys [count, dim] -> [dim, kTile], zeros where there is no key.
-template <class Cache>
-void pack_keys(const Attention& a, const typename Cache::Element* keys, const float* scale,
-               int64_t count, float* out) {
-  for (int64_t t = 0; t < kTile; t += 16) {
-    for (int64_t d = 0; d < a.dim; d += 16) {
-      __m512 rows[16];
-      for (int64_t i = 0; i < 16; ++i) {
-        rows[i] = t + i < count ? Cache::load(keys + (t + i) * a.dim + d, scale + d)
-                                : _mm512_setzero_ps();
-      }
-      transpose16(rows, out + d * kTile + t, kTile);
-    }
-  }
-}
-
-template <class Cache>
-const float* plain_values(const Attention& a, const typename Cache::Element* values,
-                          const float* scale, int64_t count, float* room) {
-  if constexpr (sizeof(typename Cache::Element) == sizeof(float)) return values;
-  for (int64_t i = 0; i < count * a.dim; i += 16) {
-    _mm512_storeu_ps(room + i, Cache::load(values + i, scale + i % a.dim));
-  }
-  return room;
-}
+constexpr int64_t kRows = 192;    // queries (heads of a group x tokens) that share packed keys
+constexpr int64_t kBlock = 12;    // of them, those that meet a tile together: their scores stay near
 
 // Tokens of one unit of work, so that all heads of a group together have about kRows queries.
 int64_t unit_tokens(const Attention& a) { return std::max<int64_t>(8, kRows / a.group()); }
 
-template <class Cache>
-void many_rows(const Attention& a, float* queries, int64_t b, int64_t head, int64_t first) {
-  const int64_t group = a.group(), dim = a.dim, past = a.past(b);
-  const int64_t tokens = std::min(unit_tokens(a), a.tokens(b) - first);
-  if (tokens <= 0) return;
-  const int64_t rows = tokens * group;
-  float* q = thread_buffer(rows * (dim * 2 + kTile + 3) + kTile * dim * 2);
-  float* out = q + rows * dim;
-  float* scores = out + rows * dim;
-  float* packed = scores + rows * kTile;
-  float* room = packed + kTile * dim;
-  auto* state = reinterpret_cast<Softmax*>(room + kTile * dim);
-  float* factor = reinterpret_cast<float*>(state + rows);
-  for (int64_t r = 0; r < rows; ++r) {
-    const int64_t h = head * group + r % group;
-    std::memcpy(q + r * dim, query_row(a, queries, b, first + r / group, h), dim * sizeof(float));
-    state[r] = a.sinks != nullptr ? Softmax{a.sinks[h], 1.0f} : Softmax{};
+// One unit of work: neighbouring tokens of batch row `b` from `first` on, and all heads that read key
+// head `head`. `Factors` says what the factors of the products are held in, and multiplies them.
+template <class Cache, class Factors>
+class Unit {
+ public:
+  using Item = typename Factors::Item;
+
+  Unit(const Attention& a, int64_t b, int64_t head, int64_t first)
+      : a_(a), b_(b), head_(head), first_(first), depth_(Factors::depth(a.dim)) {
+    tokens_ = std::min(unit_tokens(a), a.tokens(b) - first);
+    rows_ = tokens_ * a.group();
   }
-  std::memset(out, 0, rows * dim * sizeof(float));
-  const int64_t newest = past + first + tokens - 1;
-  const int64_t oldest = first_key(a, past + first) / kTile * kTile;
-  for (int64_t start = oldest; start <= newest; start += kTile) {
-    const int64_t keys = std::min(kTile, newest + 1 - start);
-    const float* k_scale = a.k_scale + head * dim;
-    const float* v_scale = a.v_scale + head * dim;
-    pack_keys<Cache>(a, cache_row<Cache>(a, a.k_cache, b, head, start), k_scale, keys, packed);
-    const float* values = plain_values<Cache>(a, cache_row<Cache>(a, a.v_cache, b, head, start),
-                                              v_scale, keys, room);
-    // Three passes over the rows, so that keys and values each stay in the first-level cache.
-    const int64_t skipped = std::max<int64_t>(0, start - past - first) * group / kHeight * kHeight;
-    for (int64_t top = skipped; top < rows; top += kHeight) {
-      const int64_t height = std::min<int64_t>(kHeight, rows - top);
-      kProducts[height - 1][3](q + top * dim, dim, packed, kTile, dim, scores + top * kTile, kTile,
-                               nullptr);
+
+  void run(float* queries) {
+    if (tokens_ <= 0) return;
+    take_rooms();
+    take_queries(queries);
+    const int64_t start = a_.past(b_) + first_, end = start + tokens_;
+    for (int64_t t = first_key(a_, start) / kTile * kTile; t < end; t += kTile) {
+      tile(t, std::min(kTile, end - t));
     }
-    for (int64_t r = skipped; r < rows; ++r) {
-      const int64_t position = past + first + r / group, from = first_key(a, position);
-      const bool whole = keys == kTile && position >= start + kTile - 1 && from <= start;
-      factor[r] = whole && a.softcap == 0.0f
-                      ? weigh_all(scores + r * kTile, state[r])
-                      : weigh(a, scores + r * kTile, keys, start, from, position, state[r]);
+    give_results();
+  }
+
+ private:
+  void take_rooms() {
+    const size_t row = a_.dim + depth_ + sizeof(Row) / sizeof(float);
+    const size_t packed = Factors::key_items(a_.dim) + Factors::value_items(a_.dim);
+    out_ = thread_buffer(rows_ * row + packed + kBlock * (kTile + 1));
+    state_ = reinterpret_cast<Row*>(out_ + rows_ * a_.dim);
+    q_ = reinterpret_cast<Item*>(state_ + rows_);
+    keys_ = q_ + rows_ * depth_;
+    values_ = keys_ + Factors::key_items(a_.dim);
+    scores_ = reinterpret_cast<float*>(values_ + Factors::value_items(a_.dim));
+    factor_ = scores_ + kBlock * kTile;
+  }
+
+  void take_queries(float* queries) {
+    const int64_t group = a_.group();
+    for (int64_t r = 0; r < rows_; ++r) {
+      const int64_t s = first_ + r / group, h = head_ * group + r % group;
+      Factors::pack_query(query_row(a_, queries, b_, s, h), a_.dim, q_ + r * depth_);
+      state_[r] = start_row(a_.past(b_) + s, a_.sinks != nullptr ? a_.sinks + h : nullptr);
     }
-    for (int64_t top = skipped; top < rows; top += kHeight) {
-      const int64_t height = std::min<int64_t>(kHeight, rows - top);
-      const int64_t last = past + first + (top + height - 1) / group;
-      const int64_t seen = std::min(keys, last + 1 - start);
-      for (int64_t d = 0; d < dim && seen > 0; d += 64) {
-        const int64_t wide = std::min<int64_t>(4, (dim - d) / 16);
-        kProducts[height - 1][wide - 1](scores + top * kTile, kTile, values + d, dim, seen,
-                                        out + top * dim + d, dim, factor + top);
+    std::memset(out_, 0, rows_ * a_.dim * sizeof(float));
+  }
+
+  // All rows meet keys [start, start + count); those that see none of them are left out.
+  void tile(int64_t start, int64_t count) {
+    const auto* keys = cache_row<Cache>(a_, a_.k_cache, b_, head_, start);
+    const auto* values = cache_row<Cache>(a_, a_.v_cache, b_, head_, start);
+    Factors::template pack_keys<Cache>(keys, a_.k_scale + head_ * a_.dim, count, a_.dim, keys_);
+    const Item* packed = Factors::template pack_values<Cache>(
+        values, a_.v_scale + head_ * a_.dim, count, a_.dim, values_);
+    const int64_t unseen = std::max<int64_t>(0, start - a_.past(b_) - first_) * a_.group();
+    for (int64_t top = unseen / kHeight * kHeight; top < rows_; top += kBlock) {
+      const int64_t end = std::min(rows_, top + kBlock);
+      for (int64_t r = top; r < end; r += kHeight) score(r, top, start);
+      for (int64_t r = top; r < end; ++r) factor_[r - top] = weigh(r, top, start);
+      for (int64_t r = top; r < end; r += kHeight) mix(packed, r, top, start, count);
+    }
+  }
+
+  int64_t height(int64_t r) const { return std::min<int64_t>(kHeight, rows_ - r); }
+
+  // Of a register tile's rows, the last sees most keys.
+  int64_t seen(int64_t r, int64_t start) const {
+    return state_[r + height(r) - 1].position + 1 - start;
+  }
+
+  void score(int64_t r, int64_t top, int64_t start) {
+    const int64_t wide = std::clamp<int64_t>((seen(r, start) + 15) / 16, 1, kTile / 16);
+    Factors::kProducts[height(r) - 1][wide - 1](q_ + r * depth_, depth_, keys_, kTile, depth_,
+                                                scores_ + (r - top) * kTile, kTile, nullptr);
+  }
+
+  float weigh(int64_t r, int64_t top, int64_t start) {
+    const int64_t to = state_[r].position + 1 - start;
+    const int64_t from = first_key(a_, state_[r].position) - start;
+    const bool whole = a_.softcap == 0.0f && from <= 0 && to >= kTile;
+    const auto weigh = whole ? Factors::template weigh<true> : Factors::template weigh<false>;
+    return weigh(scores_ + (r - top) * kTile, a_.softcap * kLog2e, from, to, state_[r]);
+  }
+
+  void mix(const Item* values, int64_t r, int64_t top, int64_t start, int64_t count) {
+    const int64_t dim = a_.dim, length = Factors::length(std::min(count, seen(r, start)));
+    const auto* weights = reinterpret_cast<const Item*>(scores_ + (r - top) * kTile);
+    for (int64_t d = 0; d < dim; d += 64) {
+      const int64_t wide = std::min<int64_t>(4, (dim - d) / 16);
+      Factors::kProducts[height(r) - 1][wide - 1](weights, kTile, values + d, dim, length,
+                                                  out_ + r * dim + d, dim, factor_ + r - top);
+    }
+  }
+
+  void give_results() {
+    const int64_t group = a_.group(), dim = a_.dim;
+    for (int64_t r = 0; r < rows_; ++r) {
+      float* to = a_.out + (b_ * a_.seq + first_ + r / group) * a_.heads * dim;
+      to += (head_ * group + r % group) * dim;
+      const __m512 inverse = _mm512_set1_ps(1.0f / _mm512_reduce_add_ps(state_[r].sum));
+      for (int64_t d = 0; d < dim; d += 16) {
+        _mm512_storeu_ps(to + d, _mm512_mul_ps(inverse, _mm512_loadu_ps(out_ + r * dim + d)));
       }
     }
   }
-  for (int64_t r = 0; r < rows; ++r) {
-    float* to = a.out + (b * a.seq + first + r / group) * a.heads * dim;
-    to += (head * group + r % group) * dim;
-    const __m512 inverse = _mm512_set1_ps(1.0f / state[r].sum);
-    for (int64_t d = 0; d < dim; d += 16) {
-      _mm512_storeu_ps(to + d, _mm512_mul_ps(inverse, _mm512_loadu_ps(out + r * dim + d)));
-    }
-  }
-}
+
+  const Attention& a_;
+  const int64_t b_, head_, first_, depth_;
+  int64_t tokens_, rows_;
+  float* out_;        // [rows, dim], to be divided by the sums
+  Row* state_;        // [rows]
+  Item* q_;           // [rows, depth]
+  Item* keys_;        // [depth, kTile]
+  Item* values_;      // [length of a tile, dim]
+  float* scores_;     // [kBlock, kTile], then weights: items from each row's start
+  float* factor_;     // [kBlock] what earlier results are multiplied with
+};
 
 }  // namespace
 }  // namespace trtllm_lite

@@ -48,20 +48,19 @@ PackedWeights described(const Info& info) {
 
 // Weights are constants: their sizes are checked once, when the session is made.
 void check_sizes(const Info& info, const PackedWeights& w, size_t first) {
-  const int64_t scales = w.panels() * w.blocks() * kPanel;
   const Tensor codes = info.constant(first), scale = info.constant(first + 1);
   require(codes && codes.count() == w.panels() * w.panel_bytes(), "codes: wrong size");
-  require(scale && scale.count() == scales, "scale: wrong size");
+  require(scale && scale.count() == w.panels() * w.panel_scales(), "scale: wrong size");
   if (w.bits == 4) {
     const Tensor zero = info.constant(first + 2);
-    require(zero && zero.count() == scales, "zero: wrong size");
+    require(zero && zero.count() == w.panels() * w.panel_zeros(), "zero: wrong size");
   }
 }
 
 PackedWeights with_data(PackedWeights w, const Context& context, size_t first) {
   w.codes = context.data<const uint8_t>(first);
-  w.scale = context.data<const float>(first + 1);
-  w.zero = context.data<const float>(first + 2);
+  w.scale = context.data<const uint16_t>(first + 1);
+  w.zero = context.data<const uint8_t>(first + 2);
   return w;
 }
 
@@ -78,8 +77,8 @@ class BlockLinear {
   static constexpr const char* kName = "BlockLinear";
   static constexpr Port kInputs[] = {{ort::kFloat32},
                                      {ort::kUint8},
-                                     {ort::kFloat32},
-                                     {ort::kFloat32, ort::kOptional},
+                                     {ort::kUint16},
+                                     {ort::kUint8, ort::kOptional},
                                      {ort::kFloat32, ort::kOptional}};
   static constexpr Port kOutputs[] = {{ort::kFloat32}};
 
@@ -118,8 +117,8 @@ class BlockGather {
   static constexpr const char* kName = "BlockGather";
   static constexpr Port kInputs[] = {{ort::kInt64},
                                      {ort::kUint8},
-                                     {ort::kFloat32},
-                                     {ort::kFloat32, ort::kOptional}};
+                                     {ort::kUint16},
+                                     {ort::kUint8, ort::kOptional}};
   static constexpr Port kOutputs[] = {{ort::kFloat32}};
 
   explicit BlockGather(const Info& info) : weights_(described(info)) {
@@ -165,7 +164,13 @@ struct Int8 {
   static constexpr size_t kBytes = 1;
 };
 
-// Inputs stand where com.microsoft GroupQueryAttention has them.
+bool has_bfloat16() {
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx512bf16");
+}
+
+// Inputs stand where com.microsoft GroupQueryAttention has them. `bfloat16` 1 lets long calls round what
+// they multiply to it; a processor that cannot multiply it computes in float32.
 template <class Cache>
 class CachedAttention {
  public:
@@ -199,6 +204,9 @@ class CachedAttention {
     call_.window = info.integer("local_window_size");
     call_.interleaved = info.integer("rotary_interleaved") != 0;
     rotary_ = info.integer("do_rotary") != 0;
+    const int64_t bfloat16 = info.integer("bfloat16", 0);
+    require(bfloat16 == 0 || bfloat16 == 1, "bfloat16: allowed are 0 and 1");
+    call_.bfloat16 = bfloat16 == 1 && has_bfloat16();
     require(call_.kv_heads > 0 && call_.heads > 0 && call_.heads % call_.kv_heads == 0,
             "num_heads must be a multiple of kv_num_heads");
   }
@@ -308,7 +316,7 @@ bool supported() {
 EXPORTED int trtllm_lite_kernels_supported() { return trtllm_lite::supported() ? 1 : 0; }
 
 // Counts up when a graph made for an older library would compute something else.
-EXPORTED int trtllm_lite_kernels_version() { return 1; }
+EXPORTED int trtllm_lite_kernels_version() { return 2; }
 
 EXPORTED trtllm_lite::ort::Status* RegisterCustomOps(trtllm_lite::ort::SessionOptions* options,
                                                      const trtllm_lite::ort::ApiBase* base) {

@@ -39,6 +39,7 @@ enum ElementType : int {
   kFloat32 = 1,
   kUint8 = 2,
   kInt8 = 3,
+  kUint16 = 4,
   kInt32 = 6,
   kInt64 = 7,
   kBool = 9,

@@ -72,8 +72,8 @@ inline Tensor view(const ort::Api* api, const ort::Value* value) {
   return tensor;
 }
 
-// The node that a kernel is made for. Every attribute read is required: a missing one, or one of
-// another type, throws.
+// The node that a kernel is made for. Every attribute read without a default is required: a missing one,
+// or one of another type, throws.
 class Info {
  public:
   Info(const ort::Api* api, const ort::KernelInfo* info) : api_(api), info_(info) {}
@@ -82,6 +82,15 @@ class Info {
     int64_t value = 0;
     check(api_, ort::call(api_, ort::kAttributeInt64, info_, name, &value));
     return value;
+  }
+
+  // With what a graph means that does not have the attribute.
+  int64_t integer(const char* name, int64_t absent) const {
+    int64_t value = absent;
+    ort::Status* status = ort::call(api_, ort::kAttributeInt64, info_, name, &value);
+    if (status == nullptr) return value;
+    ort::call(api_, ort::kReleaseStatus, status);
+    return absent;
   }
 
   float real(const char* name) const {

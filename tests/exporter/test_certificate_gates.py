@@ -10,6 +10,7 @@ from trtllm_lite.exporter.gates import (
     QUALITY,
     exact_gates,
     is_quantized,
+    only_cache_failed,
     quality_records,
     quantized_gates,
 )
@@ -52,18 +53,56 @@ def test_the_limits_of_int8() -> None:
     assert failed(findings(), quality(math.nan), good) == {"prefill_perplexity"}
 
 
-def test_the_native_kernels_have_decode_s_limits() -> None:
+def in_phase(part: str, found: Quality) -> PhaseQuality:
+    """`found` in prefill or in decode, and nothing lost in the other one."""
+    return PhaseQuality(found, quality()) if part else PhaseQuality(quality(), found)
+
+
+@pytest.mark.parametrize("part", ["", "_prefill"])
+def test_the_native_kernels_have_decode_s_limits_in_both_phases(part: str) -> None:
     made = PhaseQuality(quality(), quality())
     for native, expected in (
         (quality(1.0099, 0.961), set()),
-        (quality(1.0101), {"native_perplexity"}),
-        (quality(1.0, 0.959), {"native_top1"}),
+        (quality(1.0101), {f"native{part}_perplexity"}),
+        (quality(1.0, 0.959), {f"native{part}_top1"}),
     ):
-        gates = quantized_gates(findings(), made, INT8, native)
+        gates = quantized_gates(findings(), made, INT8, {"float32": in_phase(part, native)})
         assert {gate.name for gate in gates if not gate.passed} == expected
-    records = quality_records(made, INT8, "quality.txt", quality(1.0, 0.97))
-    assert [(r.phase, r.format) for r in records][2:] == [("native", "int8_block32")]
+    records = quality_records(made, INT8, "quality.txt", {"float32": in_phase(part, quality(1.1))})
+    formats = {(r.phase, r.format): r.ppl for r in records[2:]}
+    assert set(formats) == {("native", "int8_block32"), ("native_prefill", "int8_block32")}
+    assert formats[f"native{part}", "int8_block32"] == pytest.approx(11.0)
     assert len(quality_records(made, INT8, "quality.txt")) == 2
+
+
+@pytest.mark.parametrize("part", ["", "_prefill"])
+@pytest.mark.parametrize("kind", ["float16", "int8"])
+def test_each_cache_of_the_native_kernels_has_gates_of_its_own(kind: str, part: str) -> None:
+    made, good, bad = PhaseQuality(quality(), quality()), quality(1.0099, 0.961), quality(1.0101)
+    ours, theirs = f"native{part}_perplexity", f"native_{kind}{part}_perplexity"
+    top1 = f"native_{kind}{part}_top1"
+    for plain, other, expected in (
+        (good, good, set()),
+        (good, bad, {theirs}),
+        (good, quality(math.nan, 0.959), {theirs, top1}),
+        (bad, good, {ours}),
+        (bad, bad, {ours, theirs}),
+    ):
+        native = {kind: in_phase(part, other), "float32": in_phase(part, plain)}
+        gates = quantized_gates(findings(), made, INT8, native)
+        names = {gate.name for gate in gates if not gate.passed}
+        assert names == expected
+        assert only_cache_failed(gates) is (bool(names) and ours not in names)
+    both = dict.fromkeys((kind, "float32"), PhaseQuality(good, good))
+    records = quality_records(made, INT8, "quality.txt", both)
+    assert [(r.phase, r.kv_dtype) for r in records] == [
+        ("prefill", "float32"),
+        ("decode", "float32"),
+        ("native", kind),
+        ("native", "float32"),
+        ("native_prefill", kind),
+        ("native_prefill", "float32"),
+    ]
 
 
 def test_rows_must_not_see_each_other_in_quantized_graphs_either() -> None:

@@ -5,8 +5,9 @@ engine's greedy tokens equal the eager model's.
 """
 
 import json
+import re
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from trtllm_lite import LLM, SamplingParams
 from trtllm_lite.exporter.families import PROVED, REFUSED, Family, families, tiny_config
+from trtllm_lite.exporter.graphs import Graphs, build_graphs
+from trtllm_lite.exporter.native.lower import lower_native
 from trtllm_lite.exporter.options import ExportOptions
 from trtllm_lite.exporter.pipeline import ExportReport, export
+from trtllm_lite.exporter.quantize.plan import plan_formats
+from trtllm_lite.exporter.quantize.rewrite import find_linears
 from trtllm_lite.exporter.verify import CHUNKS
 from trtllm_lite.runtime.errors import UnsupportedError
 from trtllm_lite.runtime.manifest import Manifest
@@ -43,9 +48,10 @@ GATED: Names = (
 )
 GATED += ("cohere", "cohere2", "glm4", "stablelm")
 # Queries, keys and values apart, and a gate: two packed products a layer.
-TWO = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "olmo3", "granite", "stablelm")
-# One: everything reads one norm, or the feed-forward part is one product already.
-ONE = ("cohere", "cohere2", "glm4", "starcoder2", "opt")
+TWO: Names = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "olmo3", "granite")
+TWO += ("stablelm", "cohere", "cohere2")
+# One: the feed-forward part is one product already, or has no gate.
+ONE = ("glm4", "starcoder2", "opt")
 # No norm between the projection and the attention.
 READY: Names = ("llama", "mistral", "qwen2", "gemma2", "smollm3", "granite", "cohere2", "glm4")
 READY += ("stablelm",)
@@ -57,7 +63,7 @@ FUSED: dict[str, dict[str, int]] = {
         "gemma2": 2,
         "gemma3_text": 2,
     },
-    "pack_attention": dict.fromkeys((*READY, "starcoder2", "gpt2"), 1),
+    "pack_attention": dict.fromkeys((*READY, "starcoder2", "gpt2", "gpt_neox", "opt"), 1),
     "fuse_activation": dict.fromkeys((*GATED, "gpt2"), 1),
     "fuse_skip_norm": {
         **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "granite"), 2),
@@ -67,26 +73,61 @@ FUSED: dict[str, dict[str, int]] = {
         **dict.fromkeys(("cohere", "cohere2", "gpt_neox"), 1),
     },
     "widen_rows": {"gpt2": 4, "opt": 2},
+    "turn_weights": {"gpt2": 4},
+    "regroup_heads": {"gpt_neox": 1},
+    "fold_scale": {"opt": 1},
+    "fuse_rotary": {"phi3": 1},
+    # Queries and keys have norms of their own in one of the two.
+    "fuse_layer_norm": {"cohere": 3, "cohere2": 1},
 }
+# The norm after the last layer.
+LAST_NORM = {"cohere": 1, "cohere2": 1}
 FIRST_AND_LAST = {"gpt2": 1, "olmo2": 1, "olmo3": 1, "opt": 1}
 # Weights of norms to which one is added, in each layer.
 PLUS_ONE = {"gemma2": 4, "gemma3_text": 6}
+# Matrices that nothing multiplies by: learned positions, norms of queries and keys.
+KEPT_WHOLE = re.compile(r"(wpe|embed_positions|[qk]_norm)\.weight$")
+WITHOUT_GATE = ("starcoder2", "gpt2", "gpt_neox", "opt")
 # The kernel rotates by a multiple of eight angles.
 ANGLES = 8
 
 
+@dataclass(frozen=True)
+class Exported:
+    """What exporting a family made, and the float graphs that it was made of."""
+
+    family: Family
+    checkpoint: Path
+    report: ExportReport
+    graphs: Graphs
+
+
 @pytest.fixture(scope="module", params=PROVED, ids=lambda f: f.key)
-def proof(
+def exported(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
     random_checkpoint: SaveRandom,
-) -> tuple[Family, Path, ExportReport]:
-    """The family, its checkpoint, and the report of exporting it."""
+) -> Exported:
     family: Family = request.param
     folder = tmp_path_factory.mktemp(family.key)
     checkpoint = random_checkpoint(tiny_config(family), folder / "checkpoint")
     options = ExportOptions(model=str(checkpoint), output=folder / "bundle")
-    return family, checkpoint, export(options, NoProgress())
+    traced: list[Graphs] = []
+
+    def kept(*args: Any) -> Graphs:
+        traced.append(build_graphs(*args))
+        return traced[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trtllm_lite.exporter.pipeline.build_graphs", kept)
+        report = export(options, NoProgress())
+    return Exported(family, checkpoint, report, traced[0])
+
+
+@pytest.fixture(scope="module")
+def proof(exported: Exported) -> tuple[Family, Path, ExportReport]:
+    """The family, its checkpoint, and the report of exporting it."""
+    return exported.family, exported.checkpoint, exported.report
 
 
 def test_certificate(proof: tuple[Family, Path, ExportReport]) -> None:
@@ -156,11 +197,38 @@ def test_passes_match(proof: tuple[Family, Path, ExportReport]) -> None:
     wanted = {name: layers * FUSED[name].get(family.model_type, 0) for name in FUSED}
     # The first layer's norm follows the embedding, the last norm follows the last layer.
     wanted["fuse_skip_norm"] += FIRST_AND_LAST.get(family.model_type, 0)
+    wanted["fuse_layer_norm"] += LAST_NORM.get(family.model_type, 0)
     assert {name: counts[name] for name in FUSED} == wanted
     assert counts["pick_tokens"] == 1
     assert counts["hoist_tokens"] > 0
     plus_one = PLUS_ONE.get(family.model_type)
     assert counts["fold_offsets"] == (0 if plus_one is None else plus_one * layers + 1)
+
+
+def test_weights_are_quantized(exported: Exported) -> None:
+    """All that a graph multiplies by, and the embedding of the tokens."""
+    graphs = exported.graphs
+    found = find_linears(graphs.models)
+    left = {name for name in graphs.parts if name not in {w.name for w in found}}
+    matrices = {n for n in left if len(graphs.weights[n].shape or ()) > 1}
+    assert {name for name in matrices if not KEPT_WHOLE.search(name)} == set()
+    assert sum(w.is_embedding for w in found) == sum(w.is_head for w in found) == 1
+
+
+def test_native_graph_has_our_operators(exported: Exported) -> None:
+    """Every product, every attention and the embedding; a gate goes with its product."""
+    graphs, layers = exported.graphs, len(exported.graphs.facts)
+    found = find_linears(graphs.models)
+    native = lower_native(graphs.models[-1], plan_formats("int8", found), found)
+    assert native is not None
+    model_type = exported.family.model_type
+    assert native.counts == {
+        "gather": 1,
+        "linear": 1 + 4 * layers,
+        "attention": layers,
+    } | ({"gated": layers} if model_type not in WITHOUT_GATE else {})
+    ops = {node.op_type for node in native.model.graph}
+    assert not ops & {"FusedMatMul", "MatMul", "Gemm", "GroupQueryAttention"}
 
 
 def test_golden_contract(

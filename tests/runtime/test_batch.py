@@ -1,5 +1,6 @@
 """Arrays built from plans: every number against the rows, and how rows are grouped."""
 
+from collections.abc import Sequence as Ordered
 from dataclasses import replace
 
 import numpy as np
@@ -96,14 +97,14 @@ def test_every_row_is_run_once_in_its_slot(
         if present
     ]
     plan = StepPlan((), (), tuple(reversed(rows)))
-    seen = []
+    seen: list[PlanRow] = []
     for batch in build_batches(plan):
         seen += plan.rows_of(batch)
         check_batch_against_rows(batch, plan.rows_of(batch))
     assert sorted(seen, key=lambda r: r.slot) == rows
 
 
-def check_batch_against_rows(batch: Batch, rows: list[PlanRow]) -> None:
+def check_batch_against_rows(batch: Batch, rows: Ordered[PlanRow]) -> None:
     lengths = [r.num_tokens for r in rows]
     assert [r.slot for r in rows] == list(range(batch.first_slot, batch.first_slot + len(rows)))
     assert batch.token_ids.shape == (len(rows), max(lengths))

@@ -118,11 +118,12 @@ def test_reset_demotes_into_the_slot_of_the_last_decoding_row() -> None:
 
 
 def test_clear_empties_and_releases_every_slot() -> None:
-    cache, (_, b, _) = filled(4, 1, 2)
+    cache, (a, b, _) = filled(4, 1, 2)
     cache.free(b)
+    assert list(cache.decoding) == [a]
     assert cache.clear() == [Release(slot) for slot in range(4)]
     assert cache.owners == (None,) * 4
-    assert cache.num_decoding == 0
+    assert cache.num_decoding == len(cache.decoding) == 0
 
 
 class Memory:

@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trtllm_lite.runtime.native_layout import PANEL, Packing
+from trtllm_lite.runtime.short_float import decoded, rounded
 
 Array = npt.NDArray[Any]
 
@@ -18,7 +19,7 @@ def source(p: Packing, seed: int) -> tuple[Array, Array, Array | None]:
     """A weight as weights.bin has it."""
     rng = np.random.default_rng(seed)
     codes = rng.integers(0, 256, (p.n, p.source_row_bytes)).astype(np.uint8)
-    scale = rng.uniform(0.1, 1, (p.n, p.blocks)).astype(np.float32)
+    scale = rounded(rng.uniform(0.1, 1, (p.n, p.blocks)))
     zero = rng.integers(0, 256, (p.n, p.source_zero_bytes)).astype(np.uint8)
     return codes, scale, zero if p.bits == 4 else None
 
@@ -47,6 +48,11 @@ def packed_code(p: Packing, panel: Array, lane: int, i: int) -> int:
     return both >> 4 if group % 2 else both & 15
 
 
+def packed_zero(zeros: Array, lane: int) -> int:
+    """Of one block: byte i holds features i and i + 16, the first in its low half."""
+    return int(zeros[lane % 16]) >> 4 * (lane // 16) & 15
+
+
 def packed(p: Packing, data: tuple[Array, Array, Array | None], panels: int = 64) -> list[Array]:
     pieces = list(p.packed(*data, panels=panels))
     parts = range(3 if p.bits == 4 else 2)
@@ -71,22 +77,23 @@ def test_every_element_is_in_its_place(p: Packing, seed: int) -> None:
     data = source(p, seed)
     codes, scale, zero = data
     made = packed(p, data)
-    assert [m.dtype for m in made] == [np.uint8, np.float32, np.float32][: len(made)]
-    assert made[0].shape == p.codes_shape
-    assert {m.shape for m in made[1:]} == {p.scale_shape}
+    assert [m.dtype for m in made] == [np.uint8, np.uint16, np.uint8][: len(made)]
+    assert [m.shape for m in made] == [p.codes_shape, p.scale_shape, p.zero_shape][: len(made)]
+    scales = decoded(made[1])
     taken = np.zeros(p.scale_shape, bool)
     for panel, lane, row in places(p):
         for i in range(p.blocks * p.block):
             stored = int(codes[row, i]) if p.bits == 8 else nibble(codes[row], i)
             assert packed_code(p, made[0][panel], lane, i) == stored
         for b in range(p.blocks):
-            assert made[1][panel, b, lane] == scale[row, b]
+            assert scales[panel, b, lane] == scale[row, b]
             taken[panel, b, lane] = True
             if zero is not None:
-                step = np.float32(scale[row, b])
-                assert made[2][panel, b, lane] == np.float32(nibble(zero[row], b)) * step
-    for values in made[1:]:
-        assert not values[~taken].any(), "a place without a row must add nothing"
+                assert packed_zero(made[2][panel, b], lane) == nibble(zero[row], b)
+    for panel, b, lane in np.argwhere(~taken):
+        middle = packed_zero(made[2][panel, b], lane) if p.bits == 4 else 128
+        inputs = range(b * p.block, (b + 1) * p.block)
+        assert {packed_code(p, made[0][panel], lane, i) for i in inputs} == {middle}
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -109,3 +116,12 @@ def test_sizes_are_those_of_the_definition(p: Packing) -> None:
     assert (p.panels - 1) * width < outputs <= p.panels * width
     assert (p.blocks - 1) * p.block < p.k <= p.blocks * p.block
     assert p.codes_shape == (p.panels, 32 * p.blocks * p.block * p.bits // 8)
+
+
+@pytest.mark.parametrize("bad", [-1.0, np.nan, 1 / 3, 1e9])
+def test_scales_that_have_no_place_are_refused(bad: float) -> None:
+    p = Packing(40, 70, 8, 32)
+    codes, scale, _ = source(p, 2)
+    scale[39, 2] = bad
+    with pytest.raises(ValueError, match="a scale"):
+        packed(p, (codes, scale, None))

@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 from trtllm_lite.runtime.errors import BundleError
 from trtllm_lite.runtime.native_layout import Packing
 from trtllm_lite.runtime.native_table import (
+    GRAPHS,
     MAX_BYTES,
     VERSION,
     Copy,
     NativeTable,
     PackedWeight,
     from_json,
+    graph_name,
+    graph_names,
     to_json,
 )
 
@@ -39,12 +42,29 @@ TABLES = st.builds(
     COUNTS,
     st.lists(weights(), max_size=4).map(tuple),
     st.lists(st.builds(Copy, COUNTS, COUNTS, COUNTS), max_size=4).map(tuple),
+    st.permutations(["float32", "float16", "int8"]).map(
+        lambda kinds: tuple(kinds[: kinds.index("float32") + 1])
+    ),
 )
 
 
 @given(TABLES)
 def test_round_trip(table: NativeTable) -> None:
     assert from_json(json.dumps(to_json(table)).encode()) == table
+
+
+def test_graphs_of_each_cache() -> None:
+    """A table that names none has the graphs that a bundle always brings."""
+    old = document()
+    del old["kv_dtypes"]
+    assert read(old).kv_dtypes == ("float32",)
+    assert set(graph_names(("float32",))) == set(GRAPHS.values())
+    assert graph_name("exact", "float16") == "native-float16.onnx"
+    assert set(graph_names(("int8", "float32"))) == {
+        *GRAPHS.values(),
+        "native-int8.onnx",
+        "native-fast-int8.onnx",
+    }
 
 
 def document() -> dict[str, Any]:
@@ -169,6 +189,12 @@ def test_places_are_pairs(path: str, value: object) -> None:
         (put("weights.0.packing.block", 16), "in blocks of 16"),
         (put("weights.0.packing.gated", 1), "gated is 1"),
         (put("weights.1.packing.n", 7), "gated is True of a weight with 7 rows"),
+        (put("kv_dtypes", None), "is not a list"),
+        (put("kv_dtypes", []), "kv_dtypes is []"),
+        (put("kv_dtypes", ["float16"]), "kv_dtypes is"),
+        (put("kv_dtypes", ["float32", "bfloat16"]), "kv_dtypes is"),
+        (put("kv_dtypes", ["float32", "float32"]), "kv_dtypes is"),
+        (put("kv_dtypes", ["float32", ["int8"]]), "kv_dtypes is"),
         (put("weights.0.zero", [0, 0]), "zero points of a weight of 8 bits"),
     ],
 )

@@ -38,6 +38,7 @@ from trtllm_lite.runtime.native_weights import (
     write_data,
 )
 from trtllm_lite.runtime.progress import NoProgress
+from trtllm_lite.runtime.short_float import rounded
 
 Array = npt.NDArray[Any]
 
@@ -71,7 +72,7 @@ class Layout:
         self.at: dict[str, int] = {}
         for name, p in (("eight", EIGHT), ("four", FOUR)):
             self._add(f"{name}.codes", rng.integers(0, 256, (p.n, p.source_row_bytes), np.uint8))
-            self._add(f"{name}.scale", rng.random((p.n, p.blocks), np.float32))
+            self._add(f"{name}.scale", rounded(rng.random((p.n, p.blocks))))
         zero = rng.integers(0, 256, (FOUR.n, FOUR.source_zero_bytes), np.uint8)
         self._add("four.zero", zero)
         self._add("norm", rng.random(50, np.float32))
@@ -189,7 +190,7 @@ OUTSIDE: list[tuple[Callable[[NativeTable], NativeTable], str]] = [
     (lambda t: moved(t, 0, scale=(2**48, 0)), "points at byte"),
     (lambda t: moved(t, 0, zero=(2**48, 0)), "points at byte"),
     (lambda t: moved(t, 1, codes=(0, 28000)), "writes at byte"),
-    (lambda t: moved(t, 1, scale=(0, 28671)), "writes at byte"),
+    (lambda t: moved(t, 1, scale=(t.weights[1].scale[0], 28671)), "writes at byte"),
     (lambda t: moved(t, 0, zero=(0, 2**48)), "writes at byte"),
     (lambda t: replace(t, size=20000), "writes at byte"),
 ]
@@ -222,6 +223,15 @@ def test_weights_that_end_where_the_file_ends(layout: Layout, tmp_path: Path) ->
     """The last byte counts: one less is too few."""
     (tmp_path / "weights.bin").write_bytes(layout.file[:-1])
     with pytest.raises(BundleError, match=f"points at byte {len(layout.file)} of"):
+        write_data(tmp_path / "weights.bin", tmp_path / DATA_NAME, layout.table, NoProgress())
+
+
+def test_scales_that_have_no_place(layout: Layout, tmp_path: Path) -> None:
+    at = layout.at["eight.scale"]
+    layout.file[at : at + 4] = np.float32(1 / 3).tobytes()
+    (tmp_path / "weights.bin").write_bytes(layout.file)
+    place = f"the weight at byte {layout.at['eight.codes']} cannot be packed: a scale has more"
+    with pytest.raises(BundleError, match=rf"native\.json: {place}.*; export again"):
         write_data(tmp_path / "weights.bin", tmp_path / DATA_NAME, layout.table, NoProgress())
 
 
@@ -262,10 +272,10 @@ def refusal(bundle: Bundle) -> str:
 @pytest.mark.usefixtures("native_bundle")
 def test_tables_that_are_refused(put: Put, layout: Layout) -> None:
     assert "is not a table" in refusal(put(TABLE_NAME, b"{}"))
-    later = replace(layout.table, version=VERSION + 1)
-    assert f"version {VERSION + 1}; this runtime knows" in refusal(
-        put(TABLE_NAME, table_bytes(later))
-    )
+    for other in (VERSION - 1, VERSION + 1):
+        table = table_bytes(replace(layout.table, version=other))
+        said = f"version {other}; this runtime knows {VERSION}; export again"
+        assert said in refusal(put(TABLE_NAME, table))
     small = replace(layout.table, size=20000)
     assert "writes at byte" in refusal(put(TABLE_NAME, table_bytes(small)))
     large = table_bytes(layout.table) + b" " * MAX_TABLE_BYTES

@@ -233,6 +233,15 @@ def test_starting_again_takes_kept_blocks_of_the_new_regime() -> None:
     assert place.kv.is_decoding(new)
 
 
+def test_clearing_releases_every_slot_when_nothing_else_has_changed() -> None:
+    place = Place()
+    place.prefilled([1, 2])
+    place.drain()
+    assert place.drain() == ()
+    place.placement.clear()
+    assert place.drain() == tuple(Release(slot) for slot in range(4))
+
+
 def test_clearing_forgets_pending_transfers() -> None:
     place = Place()
     old, other = place.prefilled([1, 2]), sequence([3])

@@ -63,15 +63,19 @@ def test_rows_together_get_what_each_gets_alone(many: list[SamplingParams], seed
             assert outcomes[row.sequence] == expected
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("steps_before", [0, 1])
 def test_what_is_wrong_with_a_row_is_the_error_of_that_row_alone(
-    value: float, temperature: float
+    value: float, temperature: float, steps_before: int
 ) -> None:
     rows = [row_of(slot, SamplingParams(temperature=temperature, seed=1)) for slot in range(3)]
+    sampler = RowSampler(VOCAB, (EOS,))
+    for step in range(steps_before):
+        sampler.take_all(rows, block(9 + step, 3, 1))
     logits = block(1, 3, 1)
-    logits[1, 0, 7] = value
-    first, second, third = RowSampler(VOCAB, (EOS,)).take_all(rows, logits).values()
+    logits[1, 0, slice(None) if value == -math.inf else 7] = value
+    first, second, third = sampler.take_all(rows, logits).values()
     assert second.error is not None
     assert second.sampled == ()
     assert first.error is third.error is None
@@ -81,16 +85,45 @@ def test_what_is_wrong_with_a_row_is_the_error_of_that_row_alone(
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logits_of_another_vocabulary_are_an_error_of_every_row(temperature: float) -> None:
     rows = [row_of(slot, SamplingParams(temperature=temperature, seed=1)) for slot in range(2)]
-    outcomes = RowSampler(VOCAB + 1, (EOS,)).take_all(rows, block(1, 2, 1))
-    for outcome in outcomes.values():
+    sampler = RowSampler(VOCAB, (EOS,))
+    first = sampler.take_all(rows, block(1, 2, 1))
+    assert [outcome.error for outcome in first.values()] == [None, None]
+    for outcome in sampler.take_all(rows, block(1, 2, 1)[..., :-1]).values():
         assert outcome.error is not None
-        assert "has 25 tokens" in outcome.error
+        assert "has 24 tokens" in outcome.error
 
 
 def test_a_row_in_prefill_gives_nothing_yet() -> None:
     row = row_of(0, SamplingParams(temperature=0.0))
     earlier = PlanRow(row.sequence, 0, 0, 2, len(PROMPT))
     assert RowSampler(VOCAB, (EOS,)).take(earlier, block(1, 1), [4]) == Outcome()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_that_computes_its_tokens_again_gives_nothing_until_it_has_them(
+    temperature: float,
+) -> None:
+    """As one does that was preempted: it has chosen tokens already."""
+    row = row_of(0, SamplingParams(temperature=temperature, seed=1))
+    sampler = RowSampler(VOCAB, (EOS,))
+    assert len(sampler.take_all([row], block(1, 1, 1))[row.sequence].sampled) == 1
+    again = PlanRow(row.sequence, 0, 0, 2, len(PROMPT) + 1)
+    assert sampler.take_all([again], block(2, 1, 1)) == {row.sequence: Outcome()}
+
+
+def test_greedy_rows_beside_one_with_a_draft_take_the_last_position() -> None:
+    logits = block(5, 2, 3)
+    greedy = SamplingParams(temperature=0.0)
+    drafted, plain = row_of(0, greedy), row_of(1, greedy)
+    sampler = RowSampler(VOCAB, (EOS,))
+    sampler.take_all([drafted, plain], block(4, 2, 1))
+    best: list[int] = logits[0].argmax(axis=1).tolist()
+    drafted = PlanRow(
+        drafted.sequence, 0, drafted.start, 3, drafted.context_len + 2, draft=(best[0], best[1])
+    )
+    outcomes = sampler.take_all([drafted, plain], logits)
+    assert [s.token_id for s in outcomes[drafted.sequence].sampled] == best
+    assert outcomes[plain.sequence] == Outcome((Sampled(int(logits[1, -1].argmax()), None),))
 
 
 def test_a_draft_is_taken_as_far_as_it_is_the_argmax() -> None:

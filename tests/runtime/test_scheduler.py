@@ -107,8 +107,7 @@ def test_every_decoding_row_runs_each_step_in_slot_order() -> None:
     world = World(config(max_num_batched_tokens=10))
     for name in "abc":
         world.add(name, 3)
-    world.step()
-    plan, _ = world.step()
+    plan = [world.step()[0] for _ in range(2)][1]
     assert [(r.slot, r.start, r.num_tokens) for r in plan.decode] == [(i, 3, 1) for i in range(3)]
     assert all(r.samples for r in plan.decode)
 
@@ -123,8 +122,26 @@ def test_prefill_proceeds_when_decoding_uses_the_budget_up(budget: int, chunk: i
         world.step()
     world.add("long", 60)
     plan, _ = world.step()
-    assert len(plan.decode) == 3
-    assert shares(plan) == [("long", chunk)]
+    assert (len(plan.decode), shares(plan)) == (3, [("long", chunk)])
+
+
+@pytest.mark.parametrize(
+    ("budget", "prompts", "steps"),
+    [
+        # 23 tokens of the second prompt fit, and a sixteenth of 64 are past the budget.
+        (64, (41, 27), ([("0", 41), ("1", 27)],)),
+        (64, (41, 28), ([("0", 41), ("1", 23)], [("1", 5)])),
+        (960, (900, 60 + 17), ([("0", 900), ("1", 60)], [("1", 17)])),  # at most MIN_CHUNK
+        (64, (66,), ([("0", 64)], [("0", 2)])),  # a chunk is at most the budget
+    ],
+)
+def test_last_tokens_of_a_prompt_go_with_the_rest(
+    budget: int, prompts: tuple[int, ...], steps: tuple[list[tuple[str, int]], ...]
+) -> None:
+    world = World(config(max_num_batched_tokens=budget, max_model_len=2000, max_kv_tokens=4000))
+    for i, length in enumerate(prompts):
+        world.add(str(i), length)
+    assert [shares(world.step()[0]) for _ in steps] == list(steps)
 
 
 def test_chunks_know_where_they_start_and_how_long_the_row_is() -> None:

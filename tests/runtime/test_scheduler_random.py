@@ -18,7 +18,7 @@ from trtllm_lite.runtime.prefix_cache import PrefixCache
 from trtllm_lite.runtime.request import Request, Sequence, Status
 from trtllm_lite.runtime.sampler import Sampled
 from trtllm_lite.runtime.sampling_params import SamplingParams
-from trtllm_lite.runtime.scheduler import MIN_CHUNK, Scheduler
+from trtllm_lite.runtime.scheduler import MIN_CHUNK, TAIL_SHARE, Scheduler
 from trtllm_lite.runtime.transfers import Save, Transfer
 
 EOS = 99
@@ -36,8 +36,8 @@ def limits(draw: st.DrawFn) -> Limits:
     engine = EngineConfig(
         max_num_seqs=draw(st.integers(1, 4)),
         max_model_len=length,
-        max_num_batched_tokens=draw(st.integers(1, 20)),
-        max_kv_tokens=draw(st.integers(length, 2 * length)),
+        max_num_batched_tokens=draw(st.integers(1, 20) | st.integers(32, 40)),
+        max_kv_tokens=draw(st.integers(length, 5 * length)),
         block_size=draw(st.integers(1, 5)),
         prefix_cache_bytes=draw(st.sampled_from([0, 100, 10**6])),
     )
@@ -114,8 +114,12 @@ def check_step(driver: Driver, token: int) -> None:
     decoding = list(driver.kv.decoding)
     plan = driver.step(token)
     budget = driver.config.max_num_batched_tokens
-    prefill = sum(r.num_tokens for r in plan.prefill)
-    assert prefill <= max(budget - len(decoding), min(MIN_CHUNK, budget))
+    room = max(budget - len(decoding), min(MIN_CHUNK, budget))
+    chunks = [r.num_tokens for r in plan.prefill]
+    assert max(chunks, default=0) <= budget
+    # Only the last of a prompt's tokens may go past the budget.
+    assert sum(chunks) <= room + min(MIN_CHUNK, budget // TAIL_SHARE)
+    assert sum(chunks) <= room or plan.prefill[-1].samples
     assert set(decoding) <= {r.sequence for r in plan.decode}
     prefilling = [s for s in before if s not in decoding]
     for sequence, (computed, preemptions) in before.items():

@@ -165,4 +165,5 @@ def test_one_line_says_what_was_picked() -> None:
     assert line.startswith("3 threads, spinning off (measured), onnxruntime kernels, ")
     assert line.endswith("private weights, 300 MiB in huge pages")
     line = describe(Tuning(Setting(1), "remembered"), FakeSession(OPTIONS))
-    assert line == "1 thread, spinning brief (remembered), onnxruntime kernels, private weights"
+    picked = "1 thread, spinning brief (remembered), onnxruntime kernels"
+    assert line == f"{picked}, float32 KV cache, private weights"

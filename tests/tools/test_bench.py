@@ -13,11 +13,15 @@ from statistics import median
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx import helper, numpy_helper
 
+from trtllm_lite.runtime import bundle as bundle_module
 from trtllm_lite.runtime.bundle import Bundle
 from trtllm_lite.runtime.config import EngineConfig
 from trtllm_lite.runtime.errors import StepError, UsageError
@@ -25,12 +29,21 @@ from trtllm_lite.runtime.host_tuning import Setting, Tuning
 from trtllm_lite.runtime.llm import LLM
 from trtllm_lite.runtime.manifest import (
     FileEntry,
+    GraphSpec,
     KVSpec,
     Limits,
     Manifest,
     ModelFacts,
     Quantization,
     Source,
+)
+from trtllm_lite.runtime.native_table import (
+    GRAPHS,
+    TABLE_NAME,
+    VERSION,
+    Copy,
+    NativeTable,
+    to_json,
 )
 from trtllm_lite.runtime.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from trtllm_lite.runtime.progress import NoProgress
@@ -42,7 +55,7 @@ from trtllm_lite.runtime.step_timer import (
     StepTimer,
     StepTimes,
 )
-from trtllm_lite.tools import bandwidth, bench_report
+from trtllm_lite.tools import bench_report
 from trtllm_lite.tools.bench_breakdown import spread
 from trtllm_lite.tools.bench_report import Limit, report, result_table, summary
 from trtllm_lite.tools.bench_run import (
@@ -297,8 +310,12 @@ def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, An
         yield FakeLLM()
 
     manifest = make_bundle(tmp_path).manifest
-    files = (FileEntry("weights.bin", 4_000, "0" * 64),)
-    bundle = Bundle(tmp_path, replace(manifest, files=files))
+    files = (FileEntry("weights.bin", 9_000, "0" * 64),)
+    graphs = (GraphSpec("decode", "decode.onnx", (), ()),)
+    bundle = Bundle(tmp_path, replace(manifest, files=files, graphs=graphs))
+    weights = [("w", 1_000), ("rotary.0.cos", 500)]
+    made = [numpy_helper.from_array(np.zeros(n, np.float32), name) for name, n in weights]
+    onnx.save(helper.make_model(helper.make_graph([], "g", [], [], made)), tmp_path / "decode.onnx")
     module = ModuleType("trtllm_lite.runtime.llm")
     vars(module)["LLM"] = open_llm
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -323,6 +340,7 @@ def test_the_command_writes_one_document_to_file_and_stdout(
     assert [(r["input_len"], r["concurrency"]) for r in document["results"]] == [
         *((8, 1), (8, 3), (4, 1), (4, 3)),
     ]
+    assert document["limit"]["weight_bytes"] == 4_000
     assert document["options"]["max_num_batched_tokens"] == 64
     assert document["options"]["repeats"] == 3
     settings = {name: document["options"][name] for name in ("threads", "spin", "tuning")}
@@ -331,6 +349,25 @@ def test_the_command_writes_one_document_to_file_and_stdout(
     assert engine["max_num_seqs"] == 3
     assert engine["intra_op_num_threads"] == 2
     assert engine["enable_prefix_caching"] is False
+
+
+@pytest.mark.parametrize(("kernels", "read"), [("auto", 900), ("onnxruntime", 4_000)])
+def test_the_limit_is_of_the_weights_that_are_read(
+    opened: list[dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kernels: str,
+    read: int,
+) -> None:
+    table = NativeTable(VERSION, 1_000, (), (Copy(0, 0, 60), Copy(60, 60, 40)))
+    (tmp_path / TABLE_NAME).write_text(json.dumps(to_json(table)))
+    plain = bundle_module.open_bundle(tmp_path)
+    files = tuple(FileEntry(name, 1, "0" * 64) for name in (TABLE_NAME, *GRAPHS.values()))
+    native = replace(plain, manifest=replace(plain.manifest, files=files))
+    monkeypatch.setattr(bundle_module, "open_bundle", lambda *a, **k: native)
+    grid_options = ("--input-len", "8", "--output-len", "5", "--concurrency", "1")
+    document = json.loads(run(*grid_options, "--kernels", kernels, "--json").stdout)
+    assert document["limit"]["weight_bytes"] == read
 
 
 def test_the_command_shows_a_table(opened: list[dict[str, Any]]) -> None:
@@ -361,14 +398,3 @@ def test_what_cannot_work_is_refused_before_any_run(opened: list[dict[str, Any]]
     assert "does not exist" in run("--output", "/not/there/x.json").stderr
     assert "= 164 tokens; allowed: 128" in run("--input-len", "100").stderr
     assert opened == []
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_bandwidth_counts_every_byte_once(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    ticks = iter(range(100))
-    monkeypatch.setattr("time.perf_counter", lambda: float(next(ticks)))
-    assert bandwidth.measure(threads, 2**20, passes=3) == 2**20
-
-
-def test_bandwidth_is_not_measured_where_memory_is_short() -> None:
-    assert bandwidth.read_bandwidth(1, available=2**30 - 1) is None

@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 from trtllm_lite.exporter.options import ExportOptions
 from trtllm_lite.exporter.quantize.apply import FormatSize
 from trtllm_lite.runtime.errors import UnsupportedError, VerificationError
+from trtllm_lite.runtime.kv_dtype import KVDtype
 from trtllm_lite.runtime.manifest import (
     FileEntry,
     KVLayer,
@@ -61,6 +62,7 @@ class Report:
     formats: tuple[FormatSize, ...] = ()
     quantize: str = "none"
     why: str = ""
+    kv_dtypes: tuple[KVDtype, ...] = ("float32",)
 
     def to_json(self) -> dict[str, Any]:
         return {"output": None if self.output is None else str(self.output), "parity": self.parity}
@@ -139,6 +141,26 @@ def test_export_passes_the_weight_formats(asked: list[ExportOptions]) -> None:
     assert asked == [
         ExportOptions(model="m", output=Path("out"), quantize="int8", prefill_format="same")
     ]
+
+
+def test_export_passes_the_type_of_the_cache(asked: list[ExportOptions]) -> None:
+    assert run("export", "m", "-o", "out", "--kv-dtype", "auto").exit_code == 0
+    assert asked == [ExportOptions(model="m", output=Path("out"), kv_dtype="auto")]
+    result = run("export", "m", "-o", "out", "--kv-dtype", "fp8")
+    assert result.exit_code == 2
+    assert "--kv-dtype: got 'fp8'; allowed: auto, float32, float16, int8" in result.stderr
+
+
+def test_the_report_has_the_bytes_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def export(options: ExportOptions, progress: Progress) -> Report:
+        kinds: tuple[KVDtype, ...] = ("float16", "float32")
+        return Report(options.output, None, kv_dtypes=kinds)
+
+    stand_in(monkeypatch, "pipeline", export=export)
+    result = run("export", "m", "-o", "out")
+    size = "KV cache: 32 B a token, 4.0 KiB for 128 tokens"
+    said = f"{size}, in float16 under the native kernels (elsewhere float32)"
+    assert said in " ".join(result.stdout.split())
 
 
 def test_the_report_shows_each_weight_format_and_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,6 +153,7 @@ def test_json_holds_the_manifest_and_what_follows_from_it(folder: Path) -> None:
     per_token = sum(2 * layer.num_kv_heads * layer.head_dim * 4 for layer in LAYERS)
     assert document["kv"]["bytes_per_token"] == per_token
     assert document["kv"]["bytes_per_slot"] == per_token * 64
+    assert document["kv"]["native_bytes_per_token"] == {}
     assert len(document["kv"]["layers"]) == len(LAYERS)
     assert document["manifest"]["graphs"][0]["inputs"][2]["name"] == "query_lens"
     assert document["weights"][0] == {

@@ -73,7 +73,7 @@ def test_a_failed_export_ends_the_demo_with_its_exit_code(
     with pytest.raises(SystemExit) as caught:
         demo.run_export(tmp_path / "model.gguf", Path("bundle"))
     assert caught.value.code == 7
-    shown = "export model.gguf --output bundle --quantize auto --overwrite"
+    shown = "export model.gguf --output bundle --quantize auto --kv-dtype auto --overwrite"
     assert capsys.readouterr().out == f"$ trtllm-lite {shown}\n"
     assert commands == [[sys.executable, "-m", "trtllm_lite", *shown.split()]]
 

@@ -3,6 +3,8 @@
 import json
 import signal
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -10,12 +12,15 @@ import click
 from trtllm_lite.runtime.errors import TrtllmLiteError, UsageError
 from trtllm_lite.tools.compare_peers.contenders import catalogue, chosen, parse_ours
 from trtllm_lite.tools.compare_peers.document import document, dropped
+from trtllm_lite.tools.compare_peers.page import Notes, page, read_notes, without_reason
 from trtllm_lite.tools.compare_peers.prepare import environment_steps, model_steps, run_steps
 from trtllm_lite.tools.compare_peers.prompts import read_texts
 from trtllm_lite.tools.compare_peers.report import markdown
 from trtllm_lite.tools.compare_peers.runner import Runner, RunOptions
+from trtllm_lite.tools.compare_peers.turns import MANY, ONE, PARTS, Part
 
-PARTS = ("one", "many", "quality")
+QUALITY = "quality"
+DEFAULT_PARTS = (ONE.name, MANY.name, QUALITY)
 
 folder_option = click.option(
     "--folder",
@@ -62,9 +67,16 @@ def prepare(folder: Path, model: str, keep_going: bool) -> None:
     "--ours", multiple=True, metavar="NAME:BITS[:ort]=BUNDLE", help="May be given repeatedly."
 )
 @click.option("--only", multiple=True, help="Contenders whose name holds this; repeatable.")
-@click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), help="Default: all.")
+@click.option(
+    "--part",
+    "chosen_parts",
+    multiple=True,
+    type=click.Choice((*PARTS, QUALITY)),
+    default=DEFAULT_PARTS,
+    show_default=True,
+)
 @click.option("--threads", type=click.IntRange(1), default=2, show_default=True)
-@click.option("--rounds", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--rounds", type=click.IntRange(1), help="Default: 2, and 1 of long prompts.")
 @click.option("--gate", type=click.FloatRange(0, 1), default=0.1, show_default=True)
 @click.option("--retries", type=click.IntRange(0), default=2, show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="A JSON file.")
@@ -73,9 +85,9 @@ def run(
     model: str,
     ours: tuple[str, ...],
     only: tuple[str, ...],
-    parts: tuple[str, ...],
+    chosen_parts: tuple[str, ...],
     threads: int,
-    rounds: int,
+    rounds: int | None,
     gate: float,
     retries: int,
     output: Path,
@@ -94,16 +106,15 @@ def run(
     contenders = chosen([*bundles, *peers], only)
     for line in skipped:
         click.echo(line)
-    texts, wanted = read_texts(home / "texts.json"), parts or PARTS
-    scores = "quality" in wanted and bool(texts.windows)
+    texts = read_texts(home / "texts.json")
+    scores = QUALITY in chosen_parts and bool(texts.windows)
     options = RunOptions(
         threads=threads,
-        rounds=rounds,
         gate=gate,
         retries=retries,
         logs=logs,
         reference=home / "reference.npy" if scores else None,
-        **{name: () for name in ("one", "many") if name not in wanted},
+        parts=parts_named(chosen_parts, rounds),
     )
     findings = Runner(contenders, texts, options, click.echo).run()
     found = document(model, contenders, skipped, texts, options, findings)
@@ -112,12 +123,27 @@ def run(
     click.echo(markdown(found))
 
 
+def parts_named(names: Sequence[str], rounds: int | None) -> tuple[Part, ...]:
+    """In the order of `PARTS`, with as many rounds as are asked for, else as each part has."""
+    parts = [part for name, part in PARTS.items() if name in names]
+    return tuple(part if rounds is None else replace(part, rounds=rounds) for part in parts)
+
+
 @cli.command()
 @click.argument("documents", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
-def report(documents: tuple[Path, ...]) -> None:
-    """Print recorded documents as Markdown."""
-    for path in documents:
-        click.echo(markdown(json.loads(path.read_text(encoding="utf-8"))))
+@click.option("--notes", type=click.Path(exists=True, path_type=Path), help="Titles and reasons.")
+@click.option("--output", type=click.Path(path_type=Path), help="Default: print it.")
+def report(documents: tuple[Path, ...], notes: Path | None, output: Path | None) -> None:
+    """Make one page of recorded documents. Cells that are behind without a reason are said."""
+    found = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in documents}
+    written = Notes({}, {}) if notes is None else read_notes(notes)
+    text = page(found, written)
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        output.write_text(text, encoding="utf-8")
+    for line in without_reason(found, written):
+        click.echo(f"no reason: {line}", err=True)
 
 
 def main() -> None:

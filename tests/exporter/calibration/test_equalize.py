@@ -8,8 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+import trtllm_lite.exporter.calibration.equalize as equalize_module
 from trtllm_lite.exporter.calibration.costs import row_costs
 from trtllm_lite.exporter.calibration.equalize import equalize
+from trtllm_lite.exporter.calibration.rounding_trial import Rounding, RoundingTrial
 from trtllm_lite.exporter.calibration.statistics import collect
 from trtllm_lite.exporter.families import BASE, PROVED, tiny_config
 from trtllm_lite.runtime.progress import NoProgress
@@ -23,6 +25,8 @@ ROLES = {
     "Starcoder2": {"input_layernorm", "post_attention_layernorm"},
     "OLMo 2": set(),
 }
+
+ROWS = Rounding(bits=8, block=None, limit=0.025)
 
 
 def loud_model(name: str) -> Any:
@@ -139,3 +143,31 @@ def test_projections_that_stay_linear_make_features_too(name: str, makers: set[s
     for rows in divided.values():
         assert rows is not None
         assert rows[3] == rows.min()
+
+
+def test_a_change_that_rounding_does_not_like_is_taken_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Factors that make one feature of each norm huge instead of small: predictions stay, rounded
+    ones do not."""
+    model = loud_model("Llama 3")
+    before = {key: p.detach().clone() for key, p in model.named_parameters()}
+    plain = equalize_module._factors
+
+    def wrong(*args: Any) -> tuple[Any, Any]:
+        factors, spread = plain(*args)
+        return 1 / factors, 1 / spread
+
+    monkeypatch.setattr(equalize_module, "_factors", wrong)
+    assert equalize(copy.deepcopy(model), text(), NoProgress())
+    assert equalize(model, text(), NoProgress(), (ROWS,)) == {}
+    assert all(torch.equal(before[key], p) for key, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("rounding", [ROWS, Rounding(8, 32, 0.01), Rounding(4, 32, 0.05)])
+def test_what_is_kept_lowers_the_cost_of_the_rounding(rounding: Rounding) -> None:
+    model = loud_model("Llama 3")
+    evened = copy.deepcopy(model)
+    assert equalize(evened, text(), NoProgress(), (rounding,))
+    costs = [RoundingTrial(m, text(), (rounding,)).loss() for m in (model, evened)]
+    assert costs[1] < costs[0]

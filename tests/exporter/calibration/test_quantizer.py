@@ -16,6 +16,7 @@ from trtllm_lite.exporter.quantize.quantizer import (
     dequantized,
 )
 from trtllm_lite.runtime.errors import UnsupportedError
+from trtllm_lite.runtime.short_float import rounded
 
 BITS, BLOCK = 4, 16
 
@@ -75,7 +76,8 @@ def test_shapes_and_types_are_those_of_the_format(statistics: Statistics) -> Non
     made = CalibratedQuantizer(statistics).quantize("unknown", rows, BITS, BLOCK)
     assert [x.shape for x in (made.q, made.scale, made.zero)] == [(3, 40), (3, 3), (3, 3)]
     assert [str(x.dtype) for x in (made.q, made.scale, made.zero)] == ["uint8", "float32", "uint8"]
-    assert np.allclose(dequantized(made, BLOCK), rows)
+    assert np.allclose(dequantized(made, BLOCK), rows, rtol=2.0**-11)
+    assert np.array_equal(rounded(made.scale), made.scale)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -1,18 +1,21 @@
 """Tiny quantized bundles of three families, each traced once."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from trtllm_lite.exporter.calibration.cache_scales import cache_scales
 from trtllm_lite.exporter.families import BASE, PROVED, tiny_config
 from trtllm_lite.exporter.graphs import Graphs, build_graphs
 from trtllm_lite.exporter.lowering import find_target
+from trtllm_lite.exporter.native.cache import CacheScales
 from trtllm_lite.exporter.options import ExportOptions
 from trtllm_lite.exporter.pipeline import ExportReport, export
 from trtllm_lite.exporter.quantize.calibrate import NOT_CALIBRATED
@@ -81,15 +84,41 @@ class Family:
         return model
 
 
-def exported(checkpoint: Path, graphs: Graphs, output: Path, quantize: str) -> ExportReport:
+def exported(
+    checkpoint: Path,
+    graphs: Graphs,
+    output: Path,
+    quantize: str,
+    kv_dtype: str = "float32",
+    cache: CacheScales | None = None,
+    *,
+    dry_run: bool = False,
+) -> ExportReport:
     """Without a trace, a calibration text and a certificate."""
     options = ExportOptions(
-        model=str(checkpoint), output=output, max_num_seqs=SLOTS, verify=False, quantize=quantize
+        model=str(checkpoint),
+        output=output,
+        max_num_seqs=SLOTS,
+        verify=False,
+        quantize=quantize,
+        kv_dtype=kv_dtype,
+        dry_run=dry_run,
     )
+    calibrated = replace(NOT_CALIBRATED, cache=cache)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("trtllm_lite.exporter.pipeline.build_graphs", lambda *_args: graphs)
-        patch.setattr("trtllm_lite.exporter.pipeline.calibrate", lambda *_args: NOT_CALIBRATED)
+        patch.setattr("trtllm_lite.exporter.pipeline.calibrate", lambda *_args: calibrated)
         return export(options, NoProgress())
+
+
+@pytest.fixture
+def export_again(family: Family) -> Callable[..., ExportReport]:
+    """The export of a family with other options, of graphs that are traced already."""
+
+    def export_again(output: Path, **options: Any) -> ExportReport:
+        return exported(family.checkpoint, family.graphs, output, **options)
+
+    return export_again
 
 
 LlamaReport = Callable[[str], ExportReport]
@@ -138,6 +167,32 @@ def family(
     checkpoint = random_checkpoint(config, folder / "checkpoint")
     graphs = build_graphs(config, find_target("cpu"), 128, NoProgress())
     return Family(name, checkpoint, graphs, exported(checkpoint, graphs, folder / "out", "int8"))
+
+
+@dataclass(frozen=True)
+class Cached:
+    """A family's bundle that is made for a cache of another type. `scales`: of an int8 one."""
+
+    family: Family
+    kind: str
+    bundle: Path
+    scales: CacheScales | None
+
+
+@pytest.fixture(scope="session", params=["float16", "int8"])
+def cached(
+    request: pytest.FixtureRequest, family: Family, tmp_path_factory: pytest.TempPathFactory
+) -> Cached:
+    kind: str = request.param
+    scales = None
+    if kind == "int8":
+        windows = np.random.default_rng(0).integers(3, 100, (4, 48))
+        layers = family.graphs.kv.layers
+        scales = cache_scales(family.rounded_model(), layers, windows, 96, NoProgress())
+    output = tmp_path_factory.mktemp(f"{family.name}-{kind}") / "bundle"
+    graphs = replace(family.graphs, models=tuple(m.clone() for m in family.graphs.models))
+    exported(family.checkpoint, graphs, output, "int8", kind, scales)
+    return Cached(family, kind, output, scales)
 
 
 Open = Callable[..., OrtSession]

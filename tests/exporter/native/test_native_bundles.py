@@ -73,11 +73,10 @@ def test_files(family: Any) -> None:
             placed[int(entries["offset"])] = int(entries["length"])
     written = {c.target: c.length for c in table.copies}
     for weight in table.weights:
-        scales = 4 * int(np.prod(weight.packing.scale_shape))
         written[weight.codes[1]] = int(np.prod(weight.packing.codes_shape))
-        written[weight.scale[1]] = scales
+        written[weight.scale[1]] = 2 * int(np.prod(weight.packing.scale_shape))
         if weight.zero is not None:
-            written[weight.zero[1]] = scales
+            written[weight.zero[1]] = int(np.prod(weight.packing.zero_shape))
     assert placed == written
     assert all(offset % 4096 == 0 for offset in placed)
     assert max(offset + length for offset, length in placed.items()) == table.size
@@ -152,6 +151,15 @@ def test_the_fast_graph_rounds_all_but_the_logits_once(family: Any) -> None:
         ]
     assert set(limits["exact"]) == {24}
     assert limits["fast"] == [0] * (len(limits["exact"]) - 1) + [24]
+
+
+def test_the_fast_graph_alone_lets_attention_use_bfloat16(family: Any) -> None:
+    for rounding, name in GRAPHS.items():
+        model = onnx.load(family.bundle / name, load_external_data=False)
+        nodes = [n for n in model.graph.node if n.op_type == "Attention"]
+        allowed = {a.i for n in nodes for a in n.attribute if a.name == "bfloat16"}
+        assert bool(nodes) is (family.name != "qwen2")
+        assert allowed == ({int(rounding == "fast")} if nodes else set())
 
 
 def test_plain_bundles_have_none(llama_bundle: Callable[[str], Path]) -> None:

@@ -135,7 +135,7 @@ def graph(body: str, out: str = "float[b, s, 6] y") -> ir.Model:
     common.ShapeInferencePass()(model)
     for value in model.graph.all_nodes():
         for output in value.outputs:
-            if output.name in ("g", "u") and output.shape is None:
+            if output.name in ("g", "u", "j", "l") and output.shape is None:
                 output.shape = ir.Shape(["b", "s", 6])
     weight = model.graph.inputs.pop()
     model.graph.initializers["w"] = weight
@@ -260,9 +260,37 @@ def test_four_bits_have_zero_points(format_name: str) -> None:
     packing = made.packings["w"]
     assert (packing.bits, packing.block) == (4, int(format_name[-2:]))
     values = made.model.graph.initializers
-    assert tuple(values["w.zero"].shape or ()) == packing.scale_shape
+    assert tuple(values["w.zero"].shape or ()) == packing.zero_shape
+    assert (values["w.scale"].dtype, values["w.zero"].dtype) == (
+        ir.DataType.UINT16,
+        ir.DataType.UINT8,
+    )
     node = made.model.graph[0]
     assert [v and v.name for v in node.inputs] == ["x", "w.codes", "w.scale", "w.zero"]
+
+
+@pytest.mark.parametrize("gated_first", [True, False])
+def test_a_weight_with_and_without_a_gate_is_packed_without(gated_first: bool) -> None:
+    plain = "i = com.microsoft.FusedMatMul <transB = 1> (v, w)\nz = Neg (i)"
+    parts = ["v = Identity (x)", *([GATE, plain] if gated_first else [plain, GATE])]
+    native = native_of(graph("\n".join(parts), "float[b, s, 6] y, float[b, s, 12] z"))
+    assert native.counts == {"linear": 2}
+    assert native.packings == {"w": Packing(12, 8, 8, 64)}
+    nodes = [n for n in native.model.graph if n.op_type == "BlockLinear"]
+    assert [n.attributes.get_int("activation") for n in nodes] == [0, 0]
+    assert ops(native.model)["Split"] == 1
+
+
+def test_a_weight_behind_two_gates_is_packed_once() -> None:
+    second = """j, l = Split <axis = -1, num_outputs = 2> (i)
+m = Gelu <approximate = "tanh"> (j)
+z = Mul (m, l)"""
+    body = f"{GATE}\nv = Identity (x)\ni = com.microsoft.FusedMatMul <transB = 1> (v, w)\n{second}"
+    native = native_of(graph(body, "float[b, s, 6] y, float[b, s, 6] z"))
+    assert native.counts == {"linear": 2, "gated": 2}
+    assert native.packings == {"w": Packing(12, 8, 8, 64, gated=True)}
+    nodes = [n for n in native.model.graph if n.op_type == "BlockLinear"]
+    assert sorted(n.attributes.get_int("activation") for n in nodes) == [1, 2]
 
 
 def test_a_spared_weight_keeps_its_own_format() -> None:

@@ -9,7 +9,7 @@ import onnx_ir.passes.common as common
 import onnxruntime as ort
 import pytest
 
-from trtllm_lite.exporter.passes import external_weights, weight_parts
+from trtllm_lite.exporter.passes import external_weights, weight_arrangements, weight_parts
 
 Arrays = dict[str, Any]
 HEAD = '<ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1]>\n'
@@ -30,7 +30,7 @@ def _make(text: str, weights: dict[str, tuple[int, ...]] | None = None) -> ir.Mo
 def _run(made: ir.Model, feeds: Arrays, weights: Arrays | None = None) -> list[Any]:
     copy = made.clone()
     for name, value in external_weights([copy]).items():
-        parts = [(weights or {})[part] for part in weight_parts(value)]
+        parts = [_arranged(value, part, (weights or {})[part]) for part in weight_parts(value)]
         value.const_value = ir.tensor(np.concatenate(parts), name=name)
     options = ort.SessionOptions()
     options.log_severity_level = 3
@@ -39,6 +39,15 @@ def _run(made: ir.Model, feeds: Arrays, weights: Arrays | None = None) -> list[A
     )
     used = {i.name for i in session.get_inputs()}
     return list(session.run(None, {n: a for n, a in feeds.items() if n in used}))
+
+
+def _arranged(weight: ir.Value, name: str, numbers: Any) -> Any:
+    """A parameter as its weight has it, when the weight is that parameter alone."""
+    order = weight_arrangements(weight).get(name)
+    if order is None:
+        return numbers
+    assert weight.shape is not None
+    return numbers.reshape(order.shape).transpose(order.perm).reshape(weight.shape.numpy())
 
 
 @pytest.fixture(scope="session")

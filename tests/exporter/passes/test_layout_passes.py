@@ -7,7 +7,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from trtllm_lite.exporter.passes import pack_attention, simplify_layouts, split_slices
+from trtllm_lite.exporter.passes import fold_scale, pack_attention, simplify_layouts, split_slices
 
 Make = Callable[..., ir.Model]
 Run = Callable[..., list[Any]]
@@ -214,3 +214,48 @@ def test_attention_over_other_parts_stays(
     make_graph: Make, parts: str, sizes: list[int], more: str
 ) -> None:
     assert pack_attention(attention(make_graph, parts, sizes, more)) == 0
+
+
+# fold_scale
+
+SCALED = """agraph (float[batch,seq,32] q, float[batch,seq,16] k, float[batch,seq,16] v,
+    float[batch,2,capacity,8] pk, float[batch,2,capacity,8] pv, int32[batch] last, int32 total,
+    int32[batch] counts)
+    => (float[batch,seq,32] y, float[batch,2,capacity,8] k1, float[batch,2,capacity,8] v1) {
+    number = Constant<value = float {0.7}>()
+    s = Mul(q, number)
+    y, k1, v1 = com.microsoft.GroupQueryAttention<num_heads = 4, kv_num_heads = 2, scale = 0.5>
+        (s, k, v, pk, pv, last, total, , , , , , , , , , counts)
+}"""
+
+
+@pytest.mark.parametrize("product", ["Mul(q, number)", "Mul(number, q)"])
+def test_scaled_queries(make_graph: Make, run_graph: Run, array: Array, product: str) -> None:
+    made = make_graph(SCALED.replace("Mul(q, number)", product))
+    given = feeds(array, 1) | {"q": array(2, 3, 32), "k": array(2, 3, 16), "v": array(2, 3, 16)}
+    before = run_graph(made, given)
+    assert fold_scale(made) == 1
+    (node,) = made.graph
+    assert node.attributes.get_float("scale") == pytest.approx(0.35)
+    after = run_graph(made, given)
+    for row, count in enumerate(given["counts"]):
+        np.testing.assert_allclose(
+            after[0][row, :count], before[0][row, :count], rtol=1e-5, atol=1e-6
+        )
+    assert fold_scale(made) == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("float {0.7}", "float[32] {" + ", ".join(["0.7"] * 32) + "}"),
+        ("scale = 0.5", "scale = 0.0"),
+        ("(s, k,", "(q, k,"),
+        ("counts)\n}", "counts)\n    seen = Neg(s)\n}"),
+        ("Mul(q, number)", "Mul(q, q)"),
+    ],
+    ids=["a number each", "the operator's own scale", "not the queries", "read twice", "a square"],
+)
+def test_other_products_stay(make_graph: Make, old: str, new: str) -> None:
+    assert old in SCALED
+    assert fold_scale(make_graph(SCALED.replace(old, new))) == 0

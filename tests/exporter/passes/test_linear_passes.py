@@ -7,13 +7,17 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from trtllm_lite.exporter.arrangement import Arrangement
 from trtllm_lite.exporter.passes import (
     external_weights,
     fuse_linear,
     pack_projections,
     scopes,
+    turn_weights,
+    weight_arrangements,
     weight_parts,
 )
+from trtllm_lite.exporter.passes.weights import arrange_weight, is_single
 
 Make = Callable[..., ir.Model]
 Run = Callable[..., list[Any]]
@@ -106,6 +110,53 @@ def test_scopes_survive_fusion(make_graph: Make) -> None:
     assert [scopes(node) for node in made.graph] == [["", "model.layers.3"]]
 
 
+# turn_weights
+
+UNTURNED = """agraph (float[2,3] xWEIGHTS) => (float[2,5] z) {
+    y = MatMul(x, w)
+    z = Neg(y)
+}"""
+
+
+def test_turn_weights(make_graph: Make, run_graph: Run, ops: Ops, array: Array) -> None:
+    made, x, w = make_graph(UNTURNED, {"w": (3, 5)}), array(2, 3), array(3, 5)
+    assert turn_weights(made) == 1
+    assert ops(made) == ["FusedMatMul", "Neg"]
+    assert made.graph[0].name == "w"
+    ((name, turned),) = external_weights([made]).items()
+    assert (name, turned.shape) == ("w", ir.Shape([5, 3]))
+    assert weight_arrangements(turned) == {"w": Arrangement((3, 5), (1, 0))}
+    np.testing.assert_allclose(run_graph(made, {"x": x}, {"w": w})[0], -(x @ w), rtol=1e-5)
+    assert turn_weights(made) == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("z = Neg(y)", "z = Neg(y)\n    seen = Neg(w)"), ("MatMul(x, w)", "MatMul(x, i)")],
+    ids=["read twice", "numbers of the graph"],
+)
+def test_turn_weights_leaves_others_alone(make_graph: Make, ops: Ops, old: str, new: str) -> None:
+    assert old in UNTURNED
+    text = UNTURNED.replace(old, new).replace("x, i)", "x, i)\n    u = Neg(w)")
+    text = text.replace("    y =", "    i = Constant<value = float[3,1] {1, 2, 3}>()\n    y =")
+    made = make_graph(text, {"w": (3, 5)})
+    before = ops(made)
+    assert turn_weights(made) == 0
+    assert ops(made) == before
+
+
+def test_a_packed_weight_knows_which_parts_are_turned(make_graph: Make) -> None:
+    made = make_graph(THREE, SHAPES)
+    for name in ("wq", "wk"):
+        rows, columns = SHAPES[name]
+        weight = made.graph.initializers[name]
+        arrange_weight(weight, (columns, rows), (1, 0), (rows, columns))
+    assert pack_projections(made) == 1
+    (packed,) = external_weights([made]).values()
+    assert set(weight_arrangements(packed)) == {"wq", "wk"}
+    assert not is_single(packed)
+
+
 # pack_projections
 
 THREE = """agraph (float[2,3] xWEIGHTS) => (float[2,4] q, float[2,2] k, float[2,2] v) {
@@ -162,6 +213,27 @@ def test_a_weight_that_something_else_reads_is_not_packed(make_graph: Make) -> N
     made = make_graph(text, SHAPES)
     assert pack_projections(made) == 1
     assert set(external_weights([made])) == {"wq", "wk+wv"}
+
+
+def test_layers_of_other_modules_are_packed_apart(make_graph: Make) -> None:
+    """As where attention and feed-forward part read one norm."""
+    names = ("self_attn.q.weight", "self_attn.k.weight", "mlp.gate.weight", "mlp.up.weight")
+    made = make_graph(
+        """agraph (float[2,3] xWEIGHTS)
+            => (float[2,4] q, float[2,4] k, float[2,4] g, float[2,4] u) {
+            q = com.microsoft.FusedMatMul<transB = 1>(x, w0)
+            g = com.microsoft.FusedMatMul<transB = 1>(x, w2)
+            k = com.microsoft.FusedMatMul<transB = 1>(x, w1)
+            u = com.microsoft.FusedMatMul<transB = 1>(x, w3)
+        }""",
+        {f"w{i}": (4, 3) for i in range(4)},
+    )
+    for i, name in enumerate(names):
+        value = made.graph.initializers.pop(f"w{i}")
+        value.name = name
+        made.graph.initializers[name] = value
+    assert pack_projections(made) == 2
+    assert set(external_weights([made])) == {"+".join(names[:2]), "+".join(names[2:])}
 
 
 def test_layers_of_other_inputs_are_not_packed(make_graph: Make, ops: Ops) -> None:

@@ -50,13 +50,17 @@ def test_counts_of_a_llama(fresh_graphs: Callable[[], Graphs]) -> None:
     assert counted == {
         "fuse_linear": 7 * layers + 1,
         "widen_rows": 0,
+        "turn_weights": 0,
         "fuse_rms_norm": 2 * layers + 1,
         "fuse_layer_norm": 0,
         "pack_projections": 2 * layers,
         "fold_rotary": layers,
+        "fuse_rotary": 0,
         "split_slices": 0,
+        "regroup_heads": 0,
         # Heads apart and joined again: two each for queries and keys, one for values and result.
         "simplify_layouts": 6 * layers,
+        "fold_scale": 0,
         "pack_attention": layers,
         "fuse_skip_norm": 2 * layers,
         "fuse_activation": layers,

@@ -80,6 +80,16 @@ def test_fuse_layer_norm(make_graph: Make, run_graph: Run, ops: Ops, array: Arra
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
 
 
+def test_a_layer_norm_with_weights_of_each_head(
+    make_graph: Make, run_graph: Run, array: Array
+) -> None:
+    made, x, w = make_graph(CENTRED, {"w": (3, 8)}), array(2, 3, 8), array(3, 8)
+    (before,) = run_graph(made, {"x": x, "z": x}, {"w": w})
+    assert fuse_layer_norm(made) == 1
+    (got,) = run_graph(made, {"x": x, "z": x}, {"w": w})
+    np.testing.assert_allclose(got, before, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [("int64[1] {-1}", "int64[1] {1}"), ("ReduceMean<keepdims = 1>(x", "ReduceMean(z")],

@@ -7,7 +7,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from trtllm_lite.exporter.passes import fold_rotary, take_tables
+from trtllm_lite.exporter.passes import fold_rotary, fuse_rotary, take_tables
 
 Make = Callable[..., ir.Model]
 Run = Callable[..., list[Any]]
@@ -235,3 +235,88 @@ def test_a_width_that_the_kernel_refuses_stays(make_graph: Make) -> None:
     """Eight angles and no less: the operator's own condition."""
     assert fold_rotary(build(make_graph, 8), LENGTH) == 0
     assert fold_rotary(build(make_graph, 16), LENGTH) == 1
+
+
+# fuse_rotary
+
+LIMIT = 12
+BY_CHOICE = ANGLES.replace(
+    "angles = Mul(number, freq)",
+    f"""limit = Constant<value = int32 {{{LIMIT}}}>()
+    ends = Constant<value = int64[2] {{1, 2}}>()
+    half = Constant<value = float {{0.5}}>()
+    longer = Greater(context_lens, limit)
+    far = Unsqueeze(longer, ends)
+    fast = Mul(number, freq)
+    slow = Mul(fast, half)
+    angles = Where(far, slow, fast)""",
+)
+
+
+def test_a_row_chooses_its_angles(make_graph: Make, run_graph: Run, ops: Ops, array: Array) -> None:
+    """One row below the limit, one at it, and one beyond, in one batch."""
+    made = build(make_graph, DIM // 2, angles=BY_CHOICE)
+    given = feeds(array) | {"context_lens": np.array([5, LIMIT, LENGTH], np.int32)}
+    before = run_graph(made, given)
+    assert fold_rotary(made, LENGTH) == 0
+    assert fuse_rotary(made, LENGTH) == 1
+    assert ops(made).count("RotaryEmbedding") == 2
+    assert not {"Cos", "Sin", "Neg", "Concat", "Where"} & set(ops(made))
+    taken = take_tables(made.clone())
+    assert {n: t.shape for n, t in taken.items()} == dict.fromkeys(
+        ("rotary.rows.0.cos", "rotary.rows.0.sin"), (LIMIT + LENGTH, DIM // 4)
+    )
+    _same(run_graph(made, given), before)
+    assert fuse_rotary(made, LENGTH) == 0
+
+
+@pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "neighbours"])
+def test_angles_that_the_attention_does_not_take(
+    make_graph: Make, run_graph: Run, ops: Ops, array: Array, interleaved: bool
+) -> None:
+    made, given = build(make_graph, 12, interleaved=interleaved), feeds(array)
+    before = run_graph(made, given)
+    assert (fold_rotary(made, LENGTH), fuse_rotary(made, LENGTH)) == (0, 1)
+    assert ops(made).count("RotaryEmbedding") == 2
+    _same(run_graph(made, given), before)
+
+
+def test_a_choice_that_is_never_made(make_graph: Make, run_graph: Run, array: Array) -> None:
+    """Sequences that end before the limit."""
+    made, given = build(make_graph, angles=BY_CHOICE), feeds(array)
+    given |= {"context_lens": np.array([5, 9, LIMIT], np.int32)}
+    given["past_lens"] = np.array([0, 7, LIMIT - 5], np.int32)
+    before = run_graph(made, given)
+    assert fuse_rotary(made, LIMIT) == 1
+    _same(run_graph(made, given), before, given["past_lens"])
+
+
+NO_CHOICE = {
+    "by length itself": BY_CONTEXT,
+    "falling": BY_CHOICE.replace("Greater", "Less"),
+    "two": BY_CHOICE.replace(
+        "far = Unsqueeze(longer, ends)",
+        "odd = Less(query_lens, limit)\n    both2 = Unsqueeze(odd, ends)\n"
+        "    first = Unsqueeze(longer, ends)\n    far = And(first, both2)",
+    ),
+}
+
+
+@pytest.mark.parametrize("angles", NO_CHOICE.values(), ids=NO_CHOICE.keys())
+def test_other_choices_stay(make_graph: Make, ops: Ops, angles: str) -> None:
+    made = build(make_graph, angles=angles)
+    before = ops(made)
+    assert fuse_rotary(made, LENGTH) == 0
+    assert ops(made) == before
+
+
+def _same(after: list[Any], before: list[Any], past_lens: Any = PAST) -> None:
+    """Results and the cache's new rows, of the tokens that there are."""
+    for row, (past, count) in enumerate(zip(past_lens, COUNTS, strict=True)):
+        np.testing.assert_allclose(
+            after[0][row, :count], before[0][row, :count], rtol=1e-5, atol=1e-6
+        )
+        written = slice(past, past + count)
+        np.testing.assert_allclose(
+            after[1][row, :, written], before[1][row, :, written], rtol=1e-5, atol=1e-6
+        )

@@ -27,6 +27,38 @@ NORM = "model.layers.0.input_layernorm.weight"
 LOUD = 5
 
 
+@pytest.mark.parametrize(
+    ("quantize", "prefill_format", "bits", "blocks"),
+    [
+        ("int8", None, [8, 8], [32, None]),
+        ("int8", "w8a8", [8, 8], [32, None]),
+        ("int8", "same", [8], [32]),
+        ("int4", None, [4], [32]),
+        ("int4", "w8a8", [4, 8], [32, None]),
+    ],
+)
+def test_changes_are_weighed_by_the_roundings_of_both_phases(
+    loud_checkpoint: Path,
+    weights: tuple[Linear, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    quantize: str,
+    prefill_format: str | None,
+    bits: list[int],
+    blocks: list[int | None],
+) -> None:
+    seen: list[Any] = []
+
+    def watched(_model: Any, _windows: Any, _progress: Any, roundings: Any) -> Any:
+        seen.extend(roundings)
+        raise InterruptedError
+
+    monkeypatch.setattr(module, "equalize", watched)
+    with pytest.raises(InterruptedError):
+        run(loud_checkpoint, weights, quantize, prefill_format)
+    assert [r.bits for r in seen] == bits
+    assert [r.block for r in seen] == blocks
+
+
 @pytest.fixture
 def loud_checkpoint(tiny_checkpoint: Path, copied: Copied) -> Path:
     """`tiny_checkpoint` with one feature of every norm 64 times as large."""
@@ -55,7 +87,7 @@ def run(
     )
     checkpoint = open_checkpoint(str(folder), None, NoProgress())
     text = Text(None, checkpoint.config.vocab_size, 64)
-    return calibrate(options, checkpoint, weights, text, NoProgress())
+    return calibrate(options, checkpoint, weights, (), text, NoProgress())
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])

@@ -30,6 +30,15 @@ def test_int8_has_a_format_for_each_phase() -> None:
 
 
 @pytest.mark.parametrize(
+    ("quantize", "outer"), [("int8", "int8_block32"), ("int4", "int8_block64")]
+)
+def test_embedding_and_head_share_a_format_of_8_bits(quantize: str, outer: str) -> None:
+    plan = plan_formats(quantize, WEIGHTS)
+    assert (plan.embedding, plan.lm_head) == (outer, outer)
+    assert plan.of("prefill", TIED) == plan.of("decode", TIED) == outer
+
+
+@pytest.mark.parametrize(
     ("quantize", "asked", "prefill"),
     [
         ("int8", None, "w8a8"),
@@ -65,7 +74,7 @@ def test_what_a_model_does_not_have_has_no_format() -> None:
 def test_the_manifest_says_the_plan() -> None:
     plan = plan_formats("int4", WEIGHTS, keep_int8=["down"])
     assert plan.to_manifest() == Quantization(
-        "int4_block32", "int4_block32", "int8_block32", "int8_block32", {"down": "int8_block32"}
+        "int4_block32", "int4_block32", "int8_block64", "int8_block64", {"down": "int8_block32"}
     )
     assert plan_formats("none", WEIGHTS).to_manifest() == Quantization()
 

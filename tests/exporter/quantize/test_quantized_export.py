@@ -19,8 +19,10 @@ from trtllm_lite.exporter.pipeline import ExportReport, export
 from trtllm_lite.exporter.quantize import calibrate
 from trtllm_lite.runtime.bundle import open_bundle
 from trtllm_lite.runtime.errors import UsageError, VerificationError
+from trtllm_lite.runtime.kernels import find_kernels
 from trtllm_lite.runtime.manifest import Quantization
 from trtllm_lite.runtime.manifest_io import read_manifest, write_manifest
+from trtllm_lite.runtime.native_weights import cache_dtypes
 from trtllm_lite.runtime.progress import NoProgress
 
 LAYERS = 2
@@ -101,10 +103,10 @@ def test_an_int4_bundle(tiny_checkpoint: Path, tmp_path: Path) -> None:
     report = run(tiny_checkpoint, tmp_path / "out", quantize="int4")
     formats = report.manifest.quantization
     assert (formats.prefill, formats.decode) == ("int4_block32", "int4_block32")
-    assert (formats.embedding, formats.lm_head) == ("int8_block32", "int8_block32")
+    assert (formats.embedding, formats.lm_head) == ("int8_block64", "int8_block64")
     assert {"q4", "q4_scale", "q4_zero"} < suffixes(tmp_path / "out", "decode")
     size = {f.format: f.bytes_per_weight for f in report.formats}
-    assert size["int4_block32"] < 0.75 < size["int8_block32"]
+    assert size["int4_block32"] < 0.75 < size["int8_block64"]
 
 
 def test_the_same_export_gives_the_same_bytes(
@@ -149,7 +151,12 @@ def test_the_certificate_records_the_quality_of_both_phases(
         ("prefill", "w8a8"),
         ("decode", "int8_block32"),
     ]
-    assert {q["phase"] for q in written["quality"]} <= {"prefill", "decode", "native"}
+    assert {q["phase"] for q in written["quality"]} <= {
+        "prefill",
+        "decode",
+        "native",
+        "native_prefill",
+    }
     for record in written["quality"]:
         assert record["text"] == "quality.txt"
         assert record["num_tokens"] > 400
@@ -244,6 +251,55 @@ def test_int8_that_fails_leaves_nothing(
     with pytest.raises(VerificationError, match="decode_perplexity is too high"):
         run(tiny_checkpoint, tmp_path / "out", quantize="int8", verify=True)
     assert list(tmp_path.iterdir()) == []
+
+
+def losing_cache(kind: str) -> Callable[..., Certificate]:
+    """`certify`, but that bundles with such a cache lose too much by it, and by nothing else."""
+
+    def certify(folder: Path, *_args: Any) -> Certificate:
+        lost = cache_dtypes(open_bundle(folder))[0] == kind
+        gates = (
+            Gate("native_perplexity", True, 1.0, 1.01),
+            Gate(f"native_{kind}_perplexity", not lost, 1.2, 1.01),
+        )
+        failure = f"a {kind} cache loses" if lost else None
+        return Certificate(gates, (), 1.0, "transformers", LAYERS, LAYERS, failure=failure)
+
+    return certify
+
+
+def test_auto_gives_up_a_cache_that_loses_too_much_and_nothing_else(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trtllm_lite.exporter.verify.certify", losing_cache("float16"))
+    options = {"quantize": "int8", "prefill_format": "same", "verify": True}
+    with pytest.raises(VerificationError, match="a float16 cache loses"):
+        run(tiny_checkpoint, tmp_path / "out", kv_dtype="float16", **options)
+    report = run(tiny_checkpoint, tmp_path / "out", kv_dtype="auto", **options)
+    assert (report.quantize, report.kv_dtypes) == ("int8", ("float32",))
+    assert cache_dtypes(open_bundle(tmp_path / "out")) == ("float32",)
+
+
+@pytest.mark.parametrize(("asked", "made"), [("auto", "float16"), ("int8", "int8")])
+def test_the_certificate_has_gates_for_each_cache(
+    tiny_checkpoint: Path, tmp_path: Path, asked: str, made: str
+) -> None:
+    options = {"quantize": "int8", "prefill_format": "same", "verify": True}
+    report = run(tiny_checkpoint, tmp_path / "out", kv_dtype=asked, **options)
+    assert report.kv_dtypes == (made, "float32")
+    assert report.parity is not None
+    native = {q["kv_dtype"]: q for q in report.parity["quality"] if q["phase"] == "native"}
+    gates = {g["name"] for g in report.parity["gates"] if g["name"].startswith("native")}
+    if find_kernels().library is not None:
+        assert list(native) == [made, "float32"]
+        assert native[made]["kl"] != native["float32"]["kl"]
+        assert gates == {
+            f"native_{part}{measure}"
+            for part in ("", "prefill_", f"{made}_", f"{made}_prefill_")
+            for measure in ("perplexity", "top1")
+        }
+    certificate = verify.verify_bundle(tmp_path / "out", str(tiny_checkpoint), NoProgress())
+    assert {q.kv_dtype for q in certificate.quality if q.phase == "native"} == set(native)
 
 
 @pytest.mark.parametrize(

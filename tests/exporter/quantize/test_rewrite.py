@@ -256,9 +256,9 @@ def test_every_projection_of_a_model_is_rewritten(
         formats = Counter(
             {made.plan.prefill if phase == "prefill" else made.plan.decode: count - 1}
         )
-        formats["int8_block32"] += 1
+        formats[made.plan.lm_head] += 1
         assert {k: counts[f"{phase}.{k}"] for k in formats} == formats, "lm_head is int8"
-        assert counts[f"{phase}.int8_block32.embedding"] == 1
+        assert counts[f"{phase}.{made.plan.embedding}.embedding"] == 1
     assert not [t for t in made.stored if t.recipe.format is None and t.recipe.shape]
 
 

@@ -13,11 +13,12 @@ from onnx import helper, numpy_helper
 
 from trtllm_lite.runtime.kernels import find_kernels
 from trtllm_lite.runtime.native_layout import Packing
+from trtllm_lite.runtime.short_float import rounded
 
 Array = npt.NDArray[Any]
 TYPES = {
     np.dtype(t): helper.np_dtype_to_tensor_dtype(np.dtype(t))
-    for t in (np.float32, np.float16, np.int8, np.uint8, np.int32, np.int64)
+    for t in (np.float32, np.float16, np.int8, np.uint8, np.uint16, np.int32, np.int64)
 }
 
 
@@ -137,7 +138,7 @@ def random_weight() -> Callable[..., Weight]:
         width = p.blocks * p.block
         top = 2**p.bits
         q = rng.integers(0 if p.bits == 4 else 1, top, (p.n, width)).astype(np.uint8)
-        scale = rng.uniform(0.5, 1.5, (p.n, p.blocks)).astype(np.float32) / np.float32(top)
+        scale = rounded(rng.uniform(0.5, 1.5, (p.n, p.blocks)) / top)
         middle = np.full((p.n, p.blocks), 128, np.uint8)
         if p.bits == 4:
             middle = rng.integers(0, 16, (p.n, p.blocks)).astype(np.uint8)
@@ -149,7 +150,6 @@ def random_weight() -> Callable[..., Weight]:
         stored: Array = q
         zero: Array | None = None
         if p.bits == 4:
-            magnitude = ((q.astype(np.float64) + zeros) * steps)[:, : p.k]
             stored = q[:, 0::2] | (q[:, 1::2] << 4)
             even = np.pad(middle, ((0, 0), (0, p.blocks % 2)))
             zero = even[:, 0::2] | (even[:, 1::2] << 4)

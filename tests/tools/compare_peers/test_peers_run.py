@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +17,16 @@ from trtllm_lite.tools.compare_peers.adapters.fake import PACE, VOCAB, Fake
 from trtllm_lite.tools.compare_peers.contenders import Contender
 from trtllm_lite.tools.compare_peers.document import cells, document, dropped
 from trtllm_lite.tools.compare_peers.prompts import Texts, write_texts
-from trtllm_lite.tools.compare_peers.report import markdown
-from trtllm_lite.tools.compare_peers.runner import Findings, Runner, RunOptions
-from trtllm_lite.tools.compare_peers.turns import Turn
+from trtllm_lite.tools.compare_peers.report import markdown, tables
+from trtllm_lite.tools.compare_peers.runner import MACHINE, Findings, Runner, RunOptions
+from trtllm_lite.tools.compare_peers.turns import LONG, MANY, ONE, PARTS, Part, Turn
+from trtllm_lite.tools.compare_peers.worker_process import WorkerProcess
 
 WINDOWS = tuple(tuple((i + first) % VOCAB for i in range(40)) for first in (0, 5))
 TEXTS = Texts(tuple(range(32)) * 100, WINDOWS, None)
-ONE = (Turn("start", 32, 1), Turn("stream", 128, 5, repeats=2))
-MANY = (Turn("batch", 16, 4, 3),)
+FEW = Part("one", (Turn("start", 32, 1), Turn("stream", 128, 5, repeats=2)), 1, 256)
+BATCH = Part("many", (Turn("batch", 16, 4, 3),), 3, 256)
+BUFFER = 2**16
 
 
 def fake(name: str, path: str = "model", scored: str | None = None) -> Contender:
@@ -36,7 +39,7 @@ def options(tmp_path: Path) -> RunOptions:
     fakes = [Fake().logits(window, "prefill") for window in WINDOWS]
     np.save(tmp_path / "reference.npy", np.stack(fakes))
     reference = tmp_path / "reference.npy"
-    return RunOptions(1, 2, 10.0, 1, tmp_path, reference, one=ONE, many=MANY)
+    return RunOptions(1, 10.0, 1, tmp_path, reference, (FEW, BATCH), BUFFER)
 
 
 def compare(contenders: Sequence[Contender], options: RunOptions) -> tuple[Findings, list[str]]:
@@ -49,13 +52,14 @@ def test_contenders_alternate_turn_by_turn(options: RunOptions) -> None:
     order = [(s.round, s.turn.split()[0], s.contender) for s in findings.samples]
     assert order == [
         *((0, "start", name) for name in "ab"),
-        *((0, "stream", name) for name in "abba"),
+        *((0, "stream", name) for name in ("a", "b", MACHINE, "b", "a", MACHINE)),
         *((1, "start", name) for name in "ba"),
-        *((1, "stream", name) for name in "baab"),
+        *((1, "stream", name) for name in ("b", "a", MACHINE, "a", "b", MACHINE)),
         *((0, "batch", name) for name in "ab"),
         *((1, "batch", name) for name in "ba"),
     ]
-    assert told[:2] == ["one: round 1 of 2", "one: round 2 of 2"]
+    assert told[0] == "one: round 1 of 2, start 1x32+1"
+    assert told[3] == "one: round 2 of 2, stream 1x128+5"
     assert findings.errors == []
 
 
@@ -72,7 +76,7 @@ def test_figures_are_those_of_the_runtime(options: RunOptions) -> None:
 
 
 def test_quality_is_measured_on_each_path(options: RunOptions) -> None:
-    findings, _ = compare([fake("a")], replace(options, one=(), many=()))
+    findings, _ = compare([fake("a")], replace(options, parts=()))
     assert findings.samples == []
     assert findings.quality["a"]["prefill"]["kl"] < 1e-6
     assert findings.quality["a"]["decode"]["kl"] > 1e-4
@@ -80,7 +84,7 @@ def test_quality_is_measured_on_each_path(options: RunOptions) -> None:
 
 def test_one_that_cannot_load_is_out_and_named(options: RunOptions) -> None:
     findings, told = compare([fake("a"), fake("b", "broken")], options)
-    assert {s.contender for s in findings.samples} == {"a"}
+    assert {s.contender for s in findings.samples} == {"a", MACHINE}
     assert findings.errors == [("b", "RuntimeError: broken cannot be loaded")]
     assert "b is out: RuntimeError: broken cannot be loaded" in told
     assert "b" not in findings.quality
@@ -91,22 +95,43 @@ def test_one_that_answers_too_little_is_out(options: RunOptions) -> None:
     ((name, error),) = findings.errors
     assert name == "a"
     assert "asked for 4 tokens, got 0" in error
-    assert {s.contender for s in findings.samples} == {"b"}
+    assert {s.contender for s in findings.samples} == {"b", MACHINE}
+
+
+def test_one_that_is_out_works_no_longer(
+    options: RunOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+
+    class Watched(WorkerProcess):
+        def close(self) -> None:
+            closed.append(self.contender.path)
+            super().close()
+
+    monkeypatch.setattr("trtllm_lite.tools.compare_peers.runner.WorkerProcess", Watched)
+    few = replace(FEW, turns=(Turn("stream", 128, 5),), rounds=1)
+    silent = replace(options, parts=(few,), reference=None)
+    compare([fake("a", "mute"), fake("b", "broken"), fake("c")], silent)
+    assert closed.index("mute") < closed.index("model")
+    assert closed.index("broken") < closed.index("model")
 
 
 def test_quality_may_be_that_of_another_file(options: RunOptions) -> None:
-    quick = replace(options, one=(), many=())
+    quick = replace(options, parts=())
     findings, _ = compare([fake("a", "model", scored="broken")], quick)
     assert findings.errors == [("a", "RuntimeError: broken cannot be loaded")]
 
 
 def test_what_was_not_quiet_is_tried_again_and_dropped(options: RunOptions) -> None:
-    deaf = replace(options, rounds=1, gate=-1.0, retries=2, one=ONE[1:], many=(), reference=None)
+    streams = (replace(FEW, turns=FEW.turns[1:], rounds=1),)
+    deaf = replace(options, gate=-1.0, retries=2, parts=streams, reference=None)
     findings, _ = compare([fake("a")], deaf)
-    assert [s.attempt for s in findings.samples] == [0, 1, 2, 0, 1, 2]
+    for name in ("a", MACHINE):
+        tries = [s.attempt for s in findings.samples if s.contender == name]
+        assert tries == [0, 1, 2, 0, 1, 2]
     found = document("m", [fake("a")], [], TEXTS, deaf, findings)
-    assert dropped(found) == (6, 6)
-    assert cells(found) == {"ttft_128": {}, "decode_128": {}}
+    assert dropped(found) == (12, 12)
+    assert cells(found) == {"ttft_128": {}, "decode_128": {}, "memory_rate": {}}
     assert "| a | - |" in markdown(found)
 
 
@@ -116,9 +141,13 @@ def test_the_document_is_json_and_tells_all(options: RunOptions, tmp_path: Path)
     findings, _ = compare([contender], options)
     found = json.loads(json.dumps(document("m", [contender], ["x"], TEXTS, options, findings)))
     assert found["contenders"] == [
-        {"name": "a", "peer": "fake", "bits": 8, "version": "fake 1", "bytes": 3}
+        {
+            **{"name": "a", "peer": "fake", "bits": 8, "version": "fake 1", "bytes": 3},
+            "step_bytes": None,
+        }
     ]
-    assert found["options"]["rounds"] == 2
+    rooms = [(part["name"], part["rounds"], part["slots"]) for part in found["options"]["parts"]]
+    assert rooms == [("one", 2, 1), ("many", 2, 3)]
     assert len(found["samples"]) == len(findings.samples)
     assert found["machine"]["physical_cores"] > 0
     assert "decode, tokens/s" in markdown(found).lower()
@@ -129,7 +158,8 @@ def invoke(*arguments: str) -> Result:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(program, "RunOptions", partial(RunOptions, buffer=BUFFER))
     folder = tmp_path / "models" / "smollm2"
     folder.mkdir(parents=True)
     write_texts(Texts(tuple(range(32)) * 200, (), None), folder / "texts.json")
@@ -148,7 +178,38 @@ def test_the_command_runs_what_is_there_and_records_it(
     found = json.loads(output.read_text())
     assert [c["name"] for c in found["contenders"]] == ["b 2"]
     assert {s["turn"].split()[0] for s in found["samples"]} == {"start", "stream"}
-    assert invoke("report", str(output)).output == markdown(found) + "\n"
+    page = invoke("report", str(output))
+    assert page.exit_code == 0, page.output
+    assert tables(found, 8).strip() in page.output
+
+
+def test_memory_is_read_while_nothing_else_runs(options: RunOptions) -> None:
+    findings, _ = compare([fake("a")], options)
+    rates = [s for s in findings.samples if s.contender == MACHINE]
+    assert [s.values.keys() for s in rates] == [{"memory_rate"}] * 4
+    assert all(s.values["memory_rate"] > 0 for s in rates)
+    assert {s.turn for s in rates} == {"stream 1x128+5"}
+
+
+def test_parts_come_in_their_own_order_with_their_own_rounds() -> None:
+    assert program.parts_named(("long", "quality", "one"), None) == (ONE, LONG)
+    assert [part.rounds for part in program.parts_named(tuple(PARTS), 3)] == [3, 3, 3]
+    assert program.parts_named(("quality",), None) == ()
+
+
+@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
+def test_every_turn_has_room(part: Part) -> None:
+    assert max(turn.prompt + turn.new for turn in part.turns) <= part.max_len
+    assert max(turn.requests for turn in part.turns) <= part.slots
+
+
+def test_long_prompts_are_a_part(options: RunOptions) -> None:
+    long = Part("long", (Turn("long", 64, 3), Turn("long", 128, 3)), 1, 256, rounds=1)
+    findings, _ = compare([fake("a")], replace(options, parts=(long,), reference=None))
+    values = [key for s in findings.samples if s.contender == "a" for key in s.values]
+    assert values == ["long_ttft_64", "long_decode_64", "long_ttft_128", "long_decode_128"]
+    assert set(findings.memory["a"]) == {"long"}
+    assert MANY.name not in findings.memory["a"]
 
 
 def test_a_run_without_preparation_says_what_to_do(tmp_path: Path) -> None:

@@ -55,7 +55,9 @@ class LlamaCpp:
     def stream(self, prompt: Sequence[int], new: int) -> Stream:
         clock, times, tokens = Clock(), list[float](), list[int]()
         self._clear()
-        self._decode(_prompt(prompt, 0))
+        entries = _prompt(prompt, 0)
+        for first in range(0, len(entries), LOGICAL):
+            self._decode(entries[first : first + LOGICAL])
         while True:
             tokens.append(self._argmax(-1))
             times.append(clock())

@@ -190,8 +190,10 @@ class Calls:
         kind: Any = np.float32,
         scales: tuple[Array, Array] | None = None,
         domain: str = "trtllm_lite",
+        bfloat16: int | None = None,
     ) -> Any:
-        """The node over caches of `kind`; scales: of each channel, for int8."""
+        """The node over caches of `kind`; scales: of each channel, for int8. bfloat16: the
+        attribute, None leaves it out."""
         flat = [x.reshape(case.batch, case.seq, -1) for x in (data.q, data.k, data.v)]
         query, key, value = (np.concatenate(flat, -1), None, None) if case.packed else flat
         last = np.array([p + t - 1 for p, t in zip(case.past, case.tokens, strict=True)], np.int32)
@@ -229,6 +231,8 @@ class Calls:
             "do_rotary": int(case.rotary > 0),
             "rotary_interleaved": int(case.interleaved),
         }
+        if bfloat16 is not None:
+            attributes["bfloat16"] = bfloat16
         outputs = {"out": np.float32, "present_key": kind, "present_value": kind}
         op = OPERATORS[kind] if domain == "trtllm_lite" else "GroupQueryAttention"
         constants = frozenset({"cos", "sin", "head_sink", "k_scale", "v_scale"})
