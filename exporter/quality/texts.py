@@ -7,6 +7,7 @@ little of other languages.
 
 from collections.abc import Callable, Sequence
 from importlib import resources
+from itertools import takewhile
 from typing import Any, Literal
 
 import numpy as np
@@ -31,7 +32,9 @@ def text_windows(
     """Token ids [windows, length] int64, length = min(WINDOW, longest), the rest is left out.
 
     encode: a tokenizer's; a checkpoint that has none gets random ids below `vocab_size`, the same
-    for the same text. Raises ValueError when `longest` is less than 2: nothing would be predicted.
+    for the same text. What the tokenizer starts every text with starts every window: models that
+    were made with it predict little without it. Raises ValueError when `longest` is less than 2:
+    nothing would be predicted.
     """
     length = min(WINDOW, longest)
     if length < 2:
@@ -39,6 +42,13 @@ def text_windows(
     if encode is None:
         rng = np.random.default_rng(list(name.encode()))
         return rng.integers(0, vocab_size, (RANDOM_WINDOWS, length))
-    ids = np.asarray(encode(read_text(name)), np.int64)
-    count = len(ids) // length
-    return ids[: count * length].reshape(count, length)
+    ids = list(encode(read_text(name)))
+    start = _common_start(ids, encode(""))[: length - 1]
+    width = length - len(start)
+    count = (len(ids) - len(start)) // width
+    text = np.asarray(ids[len(start) :][: count * width], np.int64).reshape(count, width)
+    return np.hstack([np.tile(np.asarray(start, np.int64), (count, 1)), text])
+
+
+def _common_start(a: Sequence[int], b: Sequence[int]) -> list[int]:
+    return [x for x, _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False))]

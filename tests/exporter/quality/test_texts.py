@@ -43,6 +43,21 @@ def test_windows_hold_the_text_in_order(longest: int) -> None:
     assert len(ids) - windows.size < windows.shape[1]
 
 
+@pytest.mark.parametrize("longest", [2, 100, WINDOW])
+@pytest.mark.parametrize(("before", "after"), [([299], []), ([298, 299], [297]), ([], [297])])
+def test_every_window_starts_as_a_text_does(
+    longest: int, before: list[int], after: list[int]
+) -> None:
+    windows = text_windows("quality", lambda t: before + as_bytes(t) + after, VOCAB, longest)
+    start = before[: longest - 1]
+    assert windows.shape[1] == longest
+    assert all(window[: len(start)].tolist() == start for window in windows)
+    rest = windows[:, len(start) :].ravel().tolist()
+    ids = before[len(start) :] + as_bytes(read_text("quality")) + after
+    assert rest == ids[: len(rest)]
+    assert len(ids) - len(rest) < longest
+
+
 def test_without_a_tokenizer_the_ids_are_random_but_the_same() -> None:
     windows = text_windows("quality", None, VOCAB)
     assert np.array_equal(windows, text_windows("quality", None, VOCAB))
