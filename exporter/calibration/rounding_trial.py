@@ -63,7 +63,7 @@ class RoundingTrial:
         self._model = model
         self._windows = windows[-WINDOWS:, :TOKENS]
         self._roundings = roundings
-        self._own = [self._predictions(w) for w in self._windows] if roundings else []
+        self._own = self._predictions() if roundings else None
 
     def loss(self) -> float:
         """KL(own || rounded), mean over tokens, over each rounding's limit, summed; 0 without
@@ -71,35 +71,39 @@ class RoundingTrial:
         return sum(self._divergence(rounding) / rounding.limit for rounding in self._roundings)
 
     def _divergence(self, rounding: Rounding) -> float:
-        total, tokens = 0.0, 0
         with _rounded(self._model, rounding):
-            for window, own in zip(self._windows, self._own, strict=True):
-                rounded = self._predictions(window)
-                total += float(kl_div(rounded, own, log_target=True, reduction="sum"))
-                tokens += len(own)
-        return total / tokens
+            predicted = self._predictions()
+        pairs = zip(predicted, self._own or (), strict=True)
+        total = sum(float(kl_div(p, own, log_target=True, reduction="sum")) for p, own in pairs)
+        return total / self._windows.size
 
-    def _predictions(self, window: Array) -> Tensor:
-        ids = torch.from_numpy(np.asarray(window, np.int64)[None])
+    def _predictions(self) -> list[Tensor]:
+        """All windows at once: weights are rounded anew in every call of the model."""
+        ids = torch.from_numpy(np.asarray(self._windows, np.int64))
         with torch.no_grad():
-            logits = self._model(input_ids=ids, use_cache=False).logits[0]
-        return log_softmax(logits.float(), dim=-1)
+            logits = self._model(input_ids=ids, use_cache=False).logits
+        return [log_softmax(row.float(), dim=-1) for row in logits]
 
 
 @contextmanager
 def _rounded(model: Any, rounding: Rounding) -> Iterator[None]:
-    def compute(module: torch.nn.Linear, args: Any, _output: Any) -> Tensor:
-        weight = rounding.weights(module.weight.detach())
-        x = args[0]
-        rounded = rounding.activations(x.reshape(-1, x.shape[-1])).view(x.shape)
-        return linear(rounded, weight, module.bias)
+    """The modules' `forward` is covered by one of their own attributes, which goes again."""
 
-    handles = [m.register_forward_hook(compute) for m in layer_linears(model).values()]
+    def covering(module: torch.nn.Linear) -> Any:
+        def forward(x: Tensor) -> Tensor:
+            rounded = rounding.activations(x.reshape(-1, x.shape[-1])).view(x.shape)
+            return linear(rounded, rounding.weights(module.weight.detach()), module.bias)
+
+        return forward
+
+    modules = list(layer_linears(model).values())
+    for module in modules:
+        vars(module)["forward"] = covering(module)
     try:
         yield
     finally:
-        for handle in handles:
-            handle.remove()
+        for module in modules:
+            del vars(module)["forward"]
 
 
 def _by_blocks(x: Tensor, block: int | None, rounded: Any) -> Tensor:
