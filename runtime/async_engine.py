@@ -81,7 +81,7 @@ class AsyncLLM:
 
     def _start(self, parts: Parts) -> None:
         self._parts = parts
-        self._maker = RequestMaker(parts.tokenizer, parts.defaults, parts.config)
+        self._maker = RequestMaker(parts.tokenizer, parts.defaults, parts.config, parts.grammars)
         self._thread = EngineThread(parts.engine, parts.tokenizer)
         # Runs when the AsyncLLM is collected or the interpreter ends, whichever comes first.
         self._finalizer = weakref.finalize(self, self._thread.close)
@@ -113,14 +113,16 @@ class AsyncLLM:
         request_id: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        final_only: bool = False,
         **template_kwargs: Any,
     ) -> RequestStream:
-        """Start one request; its results come from the stream. Tokenizing does not hold up the
-        event loop. Raises RequestError when it can never be served, or its id is in use."""
+        """Start one request; its results come from the stream: all on the way, or the last one
+        alone (`final_only`), which costs less. Tokenizing does not hold up the event loop. Raises
+        RequestError when it can never be served, or its id is in use."""
         source = Source(prompt, messages, prompt_token_ids)
         options = ChatOptions(tools, add_generation_prompt, template_kwargs)
         stream = await self._stream(source, params, options, request_id)
-        await stream.start()
+        await stream.start(final_only=final_only)
         return stream
 
     async def generate(

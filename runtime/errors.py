@@ -9,6 +9,7 @@ TrtllmLiteError              exit code 1
 ├── VerificationError        the parity gates failed
 ├── RequestError             a request that can never be served (also a ValueError)
 │   └── ContextLengthError   its tokens exceed what the engine holds
+├── BusyError                no capacity for it now; the same request may be served later
 ├── StepError                an engine step failed; only its own requests end
 └── EngineDeadError          the engine is closed or its thread has died
 """
@@ -69,6 +70,10 @@ class RequestError(TrtllmLiteError, ValueError):
 
 class ContextLengthError(RequestError):
     """The request's tokens exceed what the engine holds."""
+
+
+class BusyError(TrtllmLiteError):
+    """There is no capacity for a request now. Nothing is wrong with it: try again later."""
 
 
 class StepError(TrtllmLiteError):

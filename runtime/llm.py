@@ -111,7 +111,7 @@ class LLM:
 
     def _start(self, parts: Parts) -> None:
         self._parts = parts
-        self._maker = RequestMaker(parts.tokenizer, parts.defaults, parts.config)
+        self._maker = RequestMaker(parts.tokenizer, parts.defaults, parts.config, parts.grammars)
         self._thread = EngineThread(parts.engine, parts.tokenizer)
         # Runs when the LLM is collected or the interpreter ends, whichever comes first.
         self._finalizer = weakref.finalize(self, self._thread.close)

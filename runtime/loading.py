@@ -20,6 +20,8 @@ from trtllm_lite.runtime.config import EngineConfig, Speculation
 from trtllm_lite.runtime.engine import Engine
 from trtllm_lite.runtime.errors import BundleError, UsageError
 from trtllm_lite.runtime.generation_config import GenerationDefaults, read_generation_config
+from trtllm_lite.runtime.grammar import GrammarCompiler
+from trtllm_lite.runtime.grammar_compiler import CachedCompiler, open_llguidance
 from trtllm_lite.runtime.host import available_memory, physical_cores
 from trtllm_lite.runtime.host_cache import HostCache, host_cache
 from trtllm_lite.runtime.host_tuning import Tuning
@@ -60,14 +62,15 @@ class LoadOptions:
 
 @dataclass(frozen=True)
 class Parts:
-    """What an `LLM` is made of. `tokenizer` is None for a bundle that takes token ids only,
-    `tuning` for a session that was not opened here."""
+    """What an `LLM` is made of. `tokenizer` and `grammars` are None for a bundle that takes token
+    ids only, `tuning` for a session that was not opened here."""
 
     engine: Engine
     config: EngineConfig
     tokenizer: Tokenizer | None
     defaults: SamplingParams
     tuning: Tuning | None = None
+    grammars: GrammarCompiler | None = None
 
 
 def load(path: str | Path, options: LoadOptions, progress: Progress | None = None) -> Parts:
@@ -89,7 +92,8 @@ def load(path: str | Path, options: LoadOptions, progress: Progress | None = Non
     with _closed_on_error(session):
         tokenizer, defaults = text.result()
         engine, config = _make_engine(bundle, config, options, defaults, session)
-    return Parts(engine, config, tokenizer, defaults.params, tuning)
+    grammars = _grammars(bundle.manifest, tokenizer, defaults)
+    return Parts(engine, config, tokenizer, defaults.params, tuning, grammars)
 
 
 def engine_config(manifest: Manifest, options: LoadOptions) -> EngineConfig:
@@ -204,15 +208,28 @@ def _make_engine(
     if options.max_kv_tokens is None:
         fitting = kv_tokens_that_fit(config, session.info.kv_bytes_per_token, available_memory())
         config = replace(config, max_kv_tokens=fitting)
-    eos = dict.fromkeys((*manifest.model.eos_token_ids, *defaults.eos_token_ids))
     engine = Engine(
         session,
         config,
         vocab_size=manifest.model.vocab_size,
-        eos_token_ids=tuple(eos),
+        eos_token_ids=_eos_token_ids(manifest, defaults),
         recompute_at=manifest.kv.recompute_at,
     )
     return engine, config
+
+
+def _eos_token_ids(manifest: Manifest, defaults: GenerationDefaults) -> tuple[int, ...]:
+    return tuple(dict.fromkeys((*manifest.model.eos_token_ids, *defaults.eos_token_ids)))
+
+
+def _grammars(
+    manifest: Manifest, tokenizer: Tokenizer | None, defaults: GenerationDefaults
+) -> GrammarCompiler | None:
+    """Nothing of it is made, or imported, before the first request that needs it."""
+    if tokenizer is None:
+        return None
+    vocab_size, ends = manifest.model.vocab_size, _eos_token_ids(manifest, defaults)
+    return CachedCompiler(lambda: open_llguidance(tokenizer.to_json(), vocab_size, ends))
 
 
 def _note_other_cache(bundle: Bundle, info: SessionInfo) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
+from trtllm_lite.runtime.grammar import Grammar
 from trtllm_lite.runtime.sampling_params import SamplingParams
 
 __all__ = ["FinishReason", "Request", "SamplingParams", "Sequence", "Status"]
@@ -18,12 +19,14 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt and its parameters. `arrival_time` is time.monotonic() at submission, seconds."""
+    """One prompt and its parameters. `arrival_time` is time.monotonic() at submission, seconds;
+    `grammar` is that of the parameters, compiled."""
 
     id: str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     arrival_time: float = 0.0
+    grammar: Grammar | None = None
 
 
 class Status(Enum):

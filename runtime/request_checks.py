@@ -14,6 +14,9 @@ def check_request(request: Request, config: EngineConfig, vocab_size: int) -> No
     check_token_ids("prompt", request.prompt_token_ids, vocab_size)
     check_token_ids("stop_token_ids", request.params.stop_token_ids, vocab_size)
     check_token_ids("logit_bias", request.params.logit_bias, vocab_size)
+    spec = request.params.grammar
+    if spec is not None and request.grammar is None:
+        raise RequestError(spec.param, "the request holds no compiled grammar; see RequestMaker")
     _check_length(request, config)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from trtllm_lite.runtime.config import EngineConfig
 from trtllm_lite.runtime.errors import RequestError
+from trtllm_lite.runtime.grammar import Grammar, GrammarCompiler
 from trtllm_lite.runtime.request import Request
 from trtllm_lite.runtime.sampling_params import SamplingParams
 from trtllm_lite.runtime.tokenizer import Tokenizer
@@ -52,15 +53,21 @@ class RequestMaker:
     """Makes requests for one engine. Safe to use from several threads.
 
     `defaults` are for requests without parameters of their own. Their max_tokens gives way where
-    the context is too short for it: nobody asked for it in this request.
+    the context is too short for it: nobody asked for it in this request. Without `grammars`,
+    requests that need one are refused.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, defaults: SamplingParams, config: EngineConfig
+        self,
+        tokenizer: Tokenizer | None,
+        defaults: SamplingParams,
+        config: EngineConfig,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._defaults = defaults
         self._config = config
+        self._grammars = grammars
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -140,8 +147,16 @@ class RequestMaker:
             raise RequestError("params", f"got {got}; allowed: SamplingParams or None")
         if params.stops and self._tokenizer is None:
             raise RequestError("stop", f"{_NO_TOKENIZER} to find it with; use stop_token_ids")
+        grammar = self._grammar(params)
         request_id = uuid.uuid4().hex if request_id is None else request_id
-        return Job(Request(request_id, tuple(ids), params, arrival), text)
+        return Job(Request(request_id, tuple(ids), params, arrival, grammar), text)
+
+    def _grammar(self, params: SamplingParams) -> Grammar | None:
+        if params.grammar is None:
+            return None
+        if self._grammars is None:
+            raise RequestError(params.grammar.param, f"{_NO_TOKENIZER} to write such a text with")
+        return self._grammars.compile(params.grammar)
 
     def _fitting(self, prompt_tokens: int) -> SamplingParams:
         wanted = self._defaults.max_tokens or 0

@@ -83,6 +83,7 @@ class RowSampler:
             eos_token_ids=self._eos,
             index=sequence.index,
             seed=sequence.params.seed or 0,
+            grammar=sequence.request.grammar,
         )
         return sampler
 

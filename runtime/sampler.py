@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from trtllm_lite.runtime import sampling_ops as ops
 from trtllm_lite.runtime.errors import RequestError, StepError
+from trtllm_lite.runtime.grammar import Constraint, Grammar
 from trtllm_lite.runtime.sampling_params import SamplingParams
 
 F32 = npt.NDArray[np.float32]
@@ -24,7 +25,7 @@ class Sampled:
 
 
 class SequenceSampler:
-    """The sampling state of one sequence: its random stream and its token counts.
+    """The sampling state of one sequence: its random stream, token counts and place in a grammar.
 
     Nothing else influences the result, so a sequence gets the same tokens alone, in any batch and
     after any preemption. `seed` is the resolved base seed of the request; choice `index` has a
@@ -40,6 +41,7 @@ class SequenceSampler:
         eos_token_ids: tuple[int, ...],
         index: int,
         seed: int,
+        grammar: Grammar | None = None,
     ) -> None:
         check_token_ids("prompt_token_ids", prompt_token_ids, vocab_size)
         check_token_ids("logit_bias", params.logit_bias, vocab_size)
@@ -50,6 +52,7 @@ class SequenceSampler:
         self._bias = np.fromiter(params.logit_bias.values(), np.float32)
         ends = {*eos_token_ids, *params.stop_token_ids}
         self._end_ids = np.array(sorted(t for t in ends if t < vocab_size), np.intp)
+        self._constraint = None if grammar is None else Constraint(grammar, self._end_ids)
         self._num_sampled = 0
         self._counts = _TokenCounts() if _has_penalties(params) else None
         if self._counts is not None and params.repetition_penalty != 1.0:
@@ -57,7 +60,8 @@ class SequenceSampler:
         # spawn_key keeps (seed, index) pairs apart; seeds are signed 64-bit, entropy is not.
         stream = np.random.SeedSequence(seed % 2**64, spawn_key=(index,))
         self._bits = np.random.PCG64(stream)
-        self.takes_best = params.greedy and params.logprobs is None and not _adjusts(params)
+        plain = params.logprobs is None and not _adjusts(params) and grammar is None
+        self.takes_best = params.greedy and plain
         """Whether the argmax of the logits is all that it ever asks of them."""
 
     def sample(self, logits: F32, best: int | None = None) -> Sampled:
@@ -87,13 +91,16 @@ class SequenceSampler:
         return Sampled(best, None)
 
     def adjust(self, logits: F32) -> F32:
-        """Logits after bias, min_tokens mask and penalties: a copy, or `logits` itself when
-        nothing applies."""
-        masked = self._num_sampled < self._params.min_tokens and self._end_ids.size > 0
+        """Logits after grammar, bias, min_tokens mask and penalties: a copy, or `logits` itself
+        when nothing applies."""
+        out = logits if self._constraint is None else self._constraint.mask(logits)
+        must_end = self._constraint is not None and self._constraint.must_end
+        early = self._num_sampled < self._params.min_tokens
+        masked = early and self._end_ids.size > 0 and not must_end
         penalised = self._counts is not None and self._counts.size > 0
         if not (masked or penalised or self._bias_ids.size):
-            return logits
-        out = logits.copy()
+            return out
+        out = logits.copy() if out is logits else out
         out[self._bias_ids] += self._bias
         if masked:
             out[self._end_ids] = -np.inf
@@ -114,6 +121,8 @@ class SequenceSampler:
 
     def _record(self, token_id: int) -> None:
         self._num_sampled += 1
+        if self._constraint is not None:
+            self._constraint.advance(token_id)
         if self._counts is not None:
             self._counts.generated(token_id)
 

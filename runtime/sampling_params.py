@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 
 from trtllm_lite.runtime.errors import RequestError
+from trtllm_lite.runtime.grammar_spec import GrammarSpec
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
@@ -41,9 +42,9 @@ class FrozenBias(Mapping[int, float]):
 class SamplingParams:
     """Sampling parameters, named as vLLM names them.
 
-    Order of application: logit_bias; min_tokens (end tokens masked); repetition, then presence and
-    frequency penalties; temperature; top_k; top_p; min_p; draw. Logprobs are of the raw model
-    distribution, before any of these.
+    Order of application: grammar; logit_bias; min_tokens (end tokens masked); repetition, then
+    presence and frequency penalties; temperature; top_k; top_p; min_p; draw. Logprobs are of the
+    raw model distribution, before any of these.
 
     n: choices per prompt, each with its own random stream.
     temperature: 0 is greedy. top_k: 0 or -1 is off. top_p in (0, 1]. min_p in [0, 1].
@@ -60,6 +61,9 @@ class SamplingParams:
     speculation: guess tokens from the text so far and check several at once, which changes the
         speed and not the tokens; None is as the engine was opened.
     skip_special_tokens: leave special tokens out of the text.
+    grammar: what the text has to be. Only tokens with which it can still become that are chosen,
+        and end tokens where it is; min_tokens gives way where nothing else may follow. An answer
+        that a stop string or max_tokens cuts short is the beginning of such a text.
 
     Numbers may be numpy scalars; they are kept as int and float. Raises RequestError, a ValueError,
     that names the field.
@@ -85,12 +89,14 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     speculation: bool | None = None
+    grammar: GrammarSpec | None = None
 
     def __post_init__(self) -> None:
         self._check_numbers()
         self._check_lengths()
         self._check_stops()
         self._check_bias()
+        self._check_grammar()
         if not isinstance(self.speculation, bool | None):
             got = f"got {self.speculation!r}; allowed: True, False or None"
             raise RequestError("speculation", got)
@@ -150,6 +156,14 @@ class SamplingParams:
             for token, value in self.logit_bias.items()
         }
         self._set("logit_bias", FrozenBias(bias))
+
+    def _check_grammar(self) -> None:
+        if not isinstance(self.grammar, GrammarSpec | None):
+            got = f"got {type(self.grammar).__name__}; allowed: a GrammarSpec or None"
+            raise RequestError("grammar", got)
+        if self.grammar is not None and self.ignore_eos is True:
+            got = "got True with a grammar, whose texts end with an end token; leave it out"
+            raise RequestError("ignore_eos", got)
 
 
 _FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")

@@ -34,6 +34,7 @@ class Tokenizer:
         raw.no_padding()
         self._raw = raw
         added = raw.get_added_tokens_decoder()
+        self._special_tokens = {t.content: i for i, t in added.items() if t.special}
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         names = (f"<0x{byte:02X}>" for byte in range(256))
         ids = (raw.token_to_id(name) for name in names)
@@ -84,8 +85,17 @@ class Tokenizer:
         return self._eos_token
 
     @property
+    def special_tokens(self) -> dict[str, int]:
+        """The text of every special token, and its id."""
+        return dict(self._special_tokens)
+
+    @property
     def has_chat_template(self) -> bool:
         return self._template is not None
+
+    def to_json(self) -> str:
+        """The tokenizer as the text of a tokenizer.json, without truncation and padding."""
+        return self._raw.to_str()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. A rendered chat template already has its special tokens: encode it

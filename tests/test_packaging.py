@@ -102,7 +102,8 @@ def expected_names(tree: Path) -> set[str]:
     found = {f"trtllm_lite/{p.name}" for p in (tree / "trtllm_lite").iterdir() if p.is_file()}
     for part in PARTS:
         for path in (tree / part).rglob("*"):
-            if path.suffix in (".py", ".json", ".txt") or path.name == "py.typed":
+            kept = path.suffix in (".py", ".json", ".txt") or path.name == "py.typed"
+            if path.is_file() and (kept or path.parent.name == "static"):
                 found.add(f"trtllm_lite/{path.relative_to(tree).as_posix()}")
     return found
 

@@ -22,11 +22,15 @@ from trtllm_lite.tools.failures import FAILED, describe, drop_output
 PROG = "trtllm-lite"
 
 # In the order of a first session; tools/NAME.py holds a click command called NAME.
-COMMANDS = ("export", "verify", "inspect", "generate", "chat", "bench", "families", "completion")
+COMMANDS = (
+    *("export", "verify", "inspect", "generate", "chat", "serve", "bench", "families"),
+    "completion",
+)
 
 EXAMPLES = (
     "trtllm-lite export HuggingFaceTB/SmolLM2-135M-Instruct -o smollm2",
     "trtllm-lite chat smollm2",
+    "trtllm-lite serve smollm2",
     "trtllm-lite bench smollm2 --concurrency 1,4",
 )
 

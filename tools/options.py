@@ -229,9 +229,14 @@ def open_llm(bundle: str, values: dict[str, Any], **fixed: Any) -> "LLM":
     """An `LLM` with the engine options among `values`, which are taken out, and `fixed`."""
     from trtllm_lite.runtime.llm import LLM
 
+    return LLM(Path(bundle), **{**load_arguments(values), **fixed})
+
+
+def load_arguments(values: dict[str, Any]) -> dict[str, Any]:
+    """The engine options among `values`, which are taken out, under the names that `LLM` and
+    `LoadOptions` have for them. What was not given is left out."""
     given = {argument: values.pop(name) for name, argument in _LLM_ARGUMENTS if name in values}
-    options = {name: value for name, value in given.items() if value is not None}
-    return LLM(Path(bundle), **{**options, **fixed})
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def show_tuning(console: Console, llm: "LLM") -> None:

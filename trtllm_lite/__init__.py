@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from trtllm_lite.runtime.async_engine import AsyncLLM
     from trtllm_lite.runtime.errors import TrtllmLiteError
+    from trtllm_lite.runtime.grammar_spec import GrammarSpec
     from trtllm_lite.runtime.llm import LLM
     from trtllm_lite.runtime.outputs import CompletionOutput, RequestOutput
     from trtllm_lite.runtime.request import SamplingParams
@@ -20,6 +21,7 @@ _HOME = {
     "LLM": "trtllm_lite.runtime.llm",
     "AsyncLLM": "trtllm_lite.runtime.async_engine",
     "SamplingParams": "trtllm_lite.runtime.request",
+    "GrammarSpec": "trtllm_lite.runtime.grammar_spec",
     "RequestOutput": "trtllm_lite.runtime.outputs",
     "CompletionOutput": "trtllm_lite.runtime.outputs",
     "TrtllmLiteError": "trtllm_lite.runtime.errors",
@@ -29,6 +31,7 @@ __all__ = [
     "LLM",
     "AsyncLLM",
     "CompletionOutput",
+    "GrammarSpec",
     "RequestOutput",
     "SamplingParams",
     "TrtllmLiteError",

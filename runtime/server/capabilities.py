@@ -1,0 +1,101 @@
+"""GET /v1/capabilities: every request field, from the models that check them."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from trtllm_lite.runtime.sampling_params import SamplingParams
+from trtllm_lite.runtime.server.convert import COMPLETION_TOKENS
+from trtllm_lite.runtime.server.protocol.chat import CHAT_REFUSED, ChatRequest
+from trtllm_lite.runtime.server.protocol.common import NO_EFFECT, REFUSED, Refused
+from trtllm_lite.runtime.server.protocol.completion import COMPLETION_REFUSED, CompletionRequest
+from trtllm_lite.runtime.server.protocol.strict import Strict
+from trtllm_lite.runtime.server.responses import json_response
+from trtllm_lite.runtime.server.service import Service
+
+_TOOL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
+_RANGE = (
+    ("minimum", "minimum"),
+    ("maximum", "maximum"),
+    ("exclusiveMinimum", "above"),
+    ("exclusiveMaximum", "below"),
+    ("minItems", "min_items"),
+    ("maxLength", "max_length"),
+)
+
+
+class CapabilityRoute:
+    """What each field of a request does here."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def show(self, request: Request) -> Response:
+        """By endpoint and field: honoured with its range and default, accepted without effect, or
+        refused with the reason."""
+        served = self._service.resolve(None)
+        defaults, tools = served.llm.default_params(), served.card.tool_format is not None
+        limits = asdict(self._service.config.limits)
+        return json_response(
+            {
+                "object": "capabilities",
+                "endpoints": {
+                    "/v1/chat/completions": chat_fields(defaults, tools=tools),
+                    "/v1/completions": completion_fields(defaults),
+                },
+                "unknown_fields": "accepted without effect",
+                "limits": {**limits, "max_model_len": served.llm.config.max_sequence_tokens},
+            }
+        )
+
+
+def chat_fields(defaults: SamplingParams, *, tools: bool) -> dict[str, dict[str, Any]]:
+    """Of /v1/chat/completions. `tools`: whether the model has a form of tool calls."""
+    reason = "the model's chat template shows no form of tool calls that is known here"
+    refused = {} if tools else dict.fromkeys(_TOOL_FIELDS, Refused(reason))
+    given = {**asdict_defaults(defaults), "logprobs": False, "top_logprobs": 0, "max_tokens": None}
+    return field_table(ChatRequest, {**REFUSED, **CHAT_REFUSED, **refused}, given)
+
+
+def completion_fields(defaults: SamplingParams) -> dict[str, dict[str, Any]]:
+    """Of /v1/completions."""
+    given = {**asdict_defaults(defaults), "max_tokens": COMPLETION_TOKENS, "echo": False}
+    return field_table(CompletionRequest, {**REFUSED, **COMPLETION_REFUSED}, given)
+
+
+def asdict_defaults(defaults: SamplingParams) -> dict[str, Any]:
+    """The bundle's sampling defaults as JSON data."""
+    names = SamplingParams.__dataclass_fields__
+    made = {name: getattr(defaults, name) for name in names}
+    return {**made, "logit_bias": {str(k): v for k, v in defaults.logit_bias.items()}}
+
+
+def field_table(
+    model: type[Strict], refused: Mapping[str, Refused], defaults: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """A row for every field of `model`, then those without effect, then the refused ones."""
+    schema = model.model_json_schema()
+    table = {
+        name: _honoured(name, spec, defaults)
+        for name, spec in schema["properties"].items()
+        if name not in refused
+    }
+    table |= {name: {"status": "no_effect"} for name in NO_EFFECT}
+    table |= {
+        name: {"status": "refused", "reason": entry.reason} for name, entry in refused.items()
+    }
+    return table
+
+
+def _honoured(name: str, spec: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    kinds = [k for k in spec.get("anyOf", [spec]) if k.get("type") != "null"]
+    row: dict[str, Any] = {"status": "honoured", "default": defaults.get(name)}
+    row["types"] = sorted({str(kind.get("type", "object")) for kind in kinds})
+    for kind in (spec, *kinds):
+        row |= {ours: kind[theirs] for theirs, ours in _RANGE if theirs in kind}
+    if "description" in spec:
+        row["description"] = spec["description"]
+    return row

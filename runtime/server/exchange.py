@@ -1,0 +1,90 @@
+"""One HTTP exchange: what has been sent to the client, and whether it is still there."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.types import Message, Receive, Scope, Send
+
+from trtllm_lite.runtime.server.errors import ApiError, ClientGoneError, error_body
+
+T = TypeVar("T")
+
+JSON_TYPE = (b"content-type", b"application/json")
+EVENT_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+KEEP_ALIVE = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
+
+
+class Exchange:
+    """Writes one response. What the client has not taken is bounded by the connection's own
+    buffer; a write that it holds up for `stall_seconds` raises ClientGoneError."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, stall_seconds: float) -> None:
+        self.scope = scope
+        self.receive = receive
+        self.started = False
+        self.complete = False
+        self._send = send
+        self._stall_seconds = stall_seconds
+
+    async def reply(self, body: bytes, *, status: int = 200) -> None:
+        """A whole JSON response."""
+        length = (b"content-length", str(len(body)).encode())
+        await self._start(status, [JSON_TYPE, length])
+        await self.write(body, last=True)
+
+    async def start_events(self) -> None:
+        """200 and the headers of a stream of events."""
+        await self._start(200, list(EVENT_HEADERS))
+
+    async def write(self, data: bytes, *, last: bool = False) -> None:
+        """More of the body."""
+        self.complete = self.complete or last
+        await self._put({"type": "http.response.body", "body": data, "more_body": not last})
+
+    async def end_with_error(self, error: ApiError) -> None:
+        """The last event of a stream that cannot go on."""
+        await self.write(frame(error_body(error)), last=True)
+
+    async def while_connected(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, which is cancelled when the client leaves before the response is
+        complete: that raises ClientGoneError. The request's body must have been read."""
+        task = asyncio.ensure_future(work)
+        gone = asyncio.ensure_future(self._wait_for_disconnect())
+        try:
+            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done() and not self.complete:
+                raise ClientGoneError
+            return await task
+        finally:
+            task.cancel()
+            gone.cancel()
+            await asyncio.gather(task, gone, return_exceptions=True)
+
+    async def _wait_for_disconnect(self) -> None:
+        while (await self.receive())["type"] != "http.disconnect":
+            continue
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.started = True
+        await self._put({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _put(self, message: Message) -> None:
+        try:
+            async with asyncio.timeout(self._stall_seconds):
+                await self._send(message)
+        except TimeoutError:
+            raise ClientGoneError from None
+        except OSError:
+            # How servers say that the connection is closed (ASGI 2.4).
+            raise ClientGoneError from None
+
+
+def frame(data: bytes) -> bytes:
+    """One server-sent event without a name."""
+    return b"data: " + data + b"\n\n"

@@ -1,0 +1,198 @@
+"""The way of a generating request: read, check, admit, run, answer. The routes differ in how a
+body becomes prompts and how results become JSON."""
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import orjson
+from starlette.types import Receive, Scope, Send
+
+from trtllm_lite.runtime.errors import EngineDeadError, RequestError
+from trtllm_lite.runtime.outputs import RequestOutput
+from trtllm_lite.runtime.server.body import read_object
+from trtllm_lite.runtime.server.convert import Ask, renamed
+from trtllm_lite.runtime.server.errors import (
+    ApiError,
+    ClientGoneError,
+    deadline_passed,
+    from_exception,
+)
+from trtllm_lite.runtime.server.exchange import DONE, KEEP_ALIVE, Exchange, frame
+from trtllm_lite.runtime.server.metrics import Metrics, Outcome
+from trtllm_lite.runtime.server.replies import Reply, check_ended_well
+from trtllm_lite.runtime.server.runs import Run
+from trtllm_lite.runtime.server.service import Served, Service
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One checked request. `sequences`: what it counts for in the queue."""
+
+    served: Served
+    asks: Sequence[Ask]
+    reply: Reply
+    stream: bool
+
+    @property
+    def sequences(self) -> int:
+        return sum(ask.params.n for ask in self.asks)
+
+
+class GenerationRoute(ABC):
+    """An ASGI endpoint that answers with generated text."""
+
+    renames: ClassVar[Mapping[str, str]] = {}
+    """Names of fields in this route by the engine's names for them."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    @abstractmethod
+    async def plan(self, raw: dict[str, Any]) -> Plan:
+        """Check a body. Raises ApiError, RequestError."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service = self._service
+        exchange = Exchange(scope, receive, send, service.config.stall_seconds)
+        try:
+            service.check_open()
+            plan = await self._checked(scope, receive)
+            service.check_open()
+            with service.admission.admitted(plan.sequences):
+                await exchange.while_connected(_Serving(service, exchange, plan, self).run())
+        except ClientGoneError:
+            # Nobody is left to be answered.
+            return
+
+    async def _checked(self, scope: Scope, receive: Receive) -> Plan:
+        try:
+            return await self.plan(await read_object(scope, receive, self._service.config.limits))
+        except (ApiError, RequestError) as error:
+            self._service.metrics.rejected("invalid")
+            raise self.as_api_error(error) from None
+
+    def as_api_error(self, error: Exception) -> ApiError:
+        """What the client of this route is told."""
+        return renamed(from_exception(error), self.renames)
+
+
+class _Account:
+    """What becomes of one request: its outcome is counted once, if it was accepted."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._open = False
+
+    def accept(self) -> None:
+        self._open = True
+        self._metrics.accepted()
+
+    def end(self, outcome: Outcome) -> None:
+        if self._open:
+            self._open = False
+            self._metrics.ended(outcome)
+
+    def refuse(self, reason: str) -> None:
+        """Only if it was never accepted."""
+        if not self._open:
+            self._metrics.rejected(reason)
+
+
+class _Serving:
+    """One admitted request, from the engine to the last byte."""
+
+    def __init__(
+        self, service: Service, exchange: Exchange, plan: Plan, route: GenerationRoute
+    ) -> None:
+        self._service = service
+        self._exchange = exchange
+        self._plan = plan
+        self._route = route
+        self._account = _Account(service.metrics)
+        self._finished: dict[int, RequestOutput] = {}
+
+    async def run(self) -> None:
+        """Answer. Raises ApiError while nothing has been sent; later errors are events."""
+        limit = self._service.config.request_timeout
+        try:
+            async with asyncio.timeout(limit):
+                await self._answer()
+        except (asyncio.CancelledError, ClientGoneError):
+            self._account.refuse("client_left")
+            self._account.end("aborted")
+            raise
+        except TimeoutError:
+            await self._fail(deadline_passed(limit))
+        except Exception as error:
+            await self._fail_with(error)
+        finally:
+            for output in self._finished.values():
+                self._service.metrics.observe(output)
+
+    async def _fail_with(self, error: Exception) -> None:
+        if isinstance(error, EngineDeadError) and self._service.phase != "draining":
+            self._service.die(str(error))
+        told = self._route.as_api_error(error)
+        if told.status == 500 and not isinstance(error, ApiError):
+            _log.error("a request failed", exc_info=error)
+        await self._fail(told)
+
+    async def _fail(self, error: ApiError) -> None:
+        self._account.refuse("invalid" if error.status < 500 else "failed")
+        self._account.end("failed")
+        if not self._exchange.started:
+            raise error
+        await self._exchange.end_with_error(error)
+
+    async def _answer(self) -> None:
+        plan = self._plan
+        async with Run(plan.served.llm, plan.asks, final_only=not plan.stream) as run:
+            await run.start()
+            self._account.accept()
+            if plan.stream:
+                await self._stream(run)
+            else:
+                await self._whole(run)
+
+    async def _whole(self, run: Run) -> None:
+        async with aclosing(run.results(self._service.config.request_timeout)) as results:
+            async for item in results:
+                if item is not None:
+                    self._take(*item)
+        outputs = [self._finished[i] for i in range(len(self._plan.asks))]
+        body = orjson.dumps(self._plan.reply.whole(outputs))
+        self._account.end("finished")
+        await self._exchange.reply(body)
+
+    async def _stream(self, run: Run) -> None:
+        """The status is not sent before there is a first result, or a silence worth a sign."""
+        exchange, reply = self._exchange, self._plan.reply
+        async with aclosing(run.results(self._service.config.keep_alive_seconds)) as results:
+            async for item in results:
+                chunks: list[dict[str, Any]] = []
+                if item is not None:
+                    self._take(*item)
+                    chunks = reply.chunks(*item)
+                if not exchange.started:
+                    await exchange.start_events()
+                    chunks = [*reply.opening(), *chunks]
+                if chunks or item is None:
+                    await exchange.write(_frames(chunks) if chunks else KEEP_ALIVE)
+        self._account.end("finished")
+        await exchange.write(_frames(reply.closing()) + DONE, last=True)
+
+    def _take(self, prompt: int, output: RequestOutput) -> None:
+        if output.finished:
+            self._finished[prompt] = output
+        check_ended_well(output)
+
+
+def _frames(chunks: Iterable[dict[str, Any]]) -> bytes:
+    return b"".join(frame(orjson.dumps(chunk)) for chunk in chunks)

@@ -1,0 +1,1 @@
+"""What generated text means: reasoning, content and tool calls, told apart as the text grows."""

@@ -1,0 +1,1 @@
+"""The request bodies: which fields there are, of what type and range."""

@@ -1,0 +1,65 @@
+"""`tools`, `tool_choice`, `response_format` and the guided fields of a request body."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from trtllm_lite.runtime.server.protocol.strict import Strict
+
+MAX_TOOLS = 128
+
+
+class FunctionDefinition(Strict):
+    """A tool's function. `parameters` is a JSON schema."""
+
+    name: str = Field(min_length=1, max_length=64)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolDefinition(Strict):
+    """One of `tools`."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class FunctionName(Strict):
+    """The function that must be called."""
+
+    name: str = Field(min_length=1, max_length=64)
+
+
+class NamedChoice(Strict):
+    """A `tool_choice` that names one."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedChoice
+
+
+class JsonSchema(Strict):
+    """`response_format.json_schema`. The schema is always kept to, whatever `strict` says."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """`response_format`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(Strict):
+    """vLLM's `structured_outputs`: one of three."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
