@@ -12,6 +12,7 @@ from trtllm_lite.runtime.bundle import Bundle, check_graph
 from trtllm_lite.runtime.errors import BundleError
 from trtllm_lite.runtime.host_cache import PrepareError, Preparer
 from trtllm_lite.runtime.kv_dtype import KVDtype
+from trtllm_lite.runtime.mapped_weights import rewrite
 from trtllm_lite.runtime.native_table import (
     DATA_NAME,
     GRAPHS,
@@ -27,6 +28,8 @@ from trtllm_lite.runtime.progress import Progress
 from trtllm_lite.runtime.protobuf import WireError
 
 NAME = "native"
+WRITTEN = 1
+"""Counts up when the same data are written in another way."""
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -62,7 +65,7 @@ def native_preparer(bundle: Bundle) -> Preparer:
         except WireError as error:
             raise PrepareError(f"native graph: {error}") from error
 
-    return Preparer(NAME, f"{VERSION}", prepare)
+    return Preparer(NAME, f"{VERSION}.{WRITTEN}", prepare)
 
 
 def read_table(bundle: Bundle) -> NativeTable:
@@ -86,7 +89,8 @@ def write_data(source: Path, target: Path, table: NativeTable, progress: Progres
     if source.stat().st_size > 0:
         weights = np.memmap(source, np.uint8, mode="r")
     done = 0
-    with target.open("wb") as file:
+    pieces = target.with_suffix(".pieces")
+    with pieces.open("wb") as file:
         os.truncate(file.fileno(), table.size)
         for copy in table.copies:
             _put(file, table, copy.target, _cut(weights, copy.source, copy.length))
@@ -94,6 +98,8 @@ def write_data(source: Path, target: Path, table: NativeTable, progress: Progres
             _pack(file, table, weights, weight)
             done += int(np.prod(weight.packing.codes_shape))
             progress.advance(done, table.size, "bytes")
+    rewrite(pieces, target)
+    pieces.unlink()
 
 
 def _pack(file: BinaryIO, table: NativeTable, weights: Bytes, weight: PackedWeight) -> None:

@@ -65,12 +65,20 @@ ELEMENT_BITS = {
 
 @dataclass(frozen=True)
 class ExternalData:
-    """One tensor kept outside the graph file: `length` bytes of `location` from `offset` on."""
+    """One tensor kept outside the graph file: `length` bytes of `location` from `offset` on.
+    data_type: a TensorProto.DataType."""
 
-    tensor: str
+    name: str
     location: str
     offset: int
     length: int
+    dims: tuple[int, ...]
+    data_type: int
+
+    @property
+    def tensor(self) -> str:
+        """The name as it may be shown."""
+        return shown(self.name)
 
 
 def external_data(data: Buffer) -> Iterator[ExternalData]:
@@ -111,15 +119,17 @@ def _tensor(reader: Reader, tensor: Field) -> Iterator[ExternalData]:
         elif field.number == _DATA_LOCATION and field.value is not None:
             location = field.value & 0xFFFFFFFF
         elif field.number == _NAME and field.value is None:
-            name = shown(reader.text(field))
+            name = reader.text(field)
         elif field.number == _EXTERNAL_DATA and field.value is None:
             key, value = _entry(reader, field)
             if key in entries or key not in _ALLOWED_KEYS:
                 why = "twice" if key in entries else "which is unknown"
-                raise WireError(f"tensor {name} has external data key {shown(key)} {why}")
+                raise WireError(f"tensor {shown(name)} has external data key {shown(key)} {why}")
             entries[key] = value
     if entries or location == _EXTERNAL:
-        yield _checked(name, entries, _size(name, dims, data_type))
+        offset, length = _checked(shown(name), entries, _size(shown(name), dims, data_type))
+        place = entries["location"]
+        yield ExternalData(name, place, offset, length, tuple(dims), data_type)
 
 
 def _entry(reader: Reader, entry: Field) -> tuple[str, str]:
@@ -148,7 +158,8 @@ def _size(name: str, dims: list[int], data_type: int) -> int:
     return size
 
 
-def _checked(name: str, entries: dict[str, str], size: int) -> ExternalData:
+def _checked(name: str, entries: dict[str, str], size: int) -> tuple[int, int]:
+    """Offset and length."""
     if "location" not in entries:
         raise WireError(f"tensor {name} is external but names no location")
     numbers = {"offset": 0, "length": size}
@@ -161,4 +172,4 @@ def _checked(name: str, entries: dict[str, str], size: int) -> ExternalData:
     if numbers["length"] != size:
         text = f"tensor {name} has length {numbers['length']}, its shape and type need {size}"
         raise WireError(text)
-    return ExternalData(name, entries["location"], numbers["offset"], size)
+    return numbers["offset"], size

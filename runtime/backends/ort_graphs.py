@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ from trtllm_lite.runtime.huge_pages import (
 from trtllm_lite.runtime.kernels import Kernels, find_kernels
 from trtllm_lite.runtime.kv_dtype import choose_kv_dtype
 from trtllm_lite.runtime.manifest import KVSpec, Manifest, Phase
-from trtllm_lite.runtime.native_table import graph_name
+from trtllm_lite.runtime.mapped_weights import map_weights
+from trtllm_lite.runtime.native_table import DATA_NAME, graph_name
 from trtllm_lite.runtime.native_weights import (
     has_native,
     native_preparer,
@@ -103,9 +104,13 @@ def _open_native(
     kind = choose_kv_dtype(options.kv_dtype, read_table(bundle).kv_dtypes)
     try:
         name = graph_name(options.rounding, kind)
+        weights = _give_weights(ort, settings, folder / name)
         session = _load(ort, folder / name, name, settings)
         manifest = with_cache_dtype(bundle.manifest, kind)
-        graphs = {phase: _checked(manifest, phase, session, options) for phase in options.phases}
+        graphs = {
+            phase: replace(_checked(manifest, phase, session, options), weights=weights)
+            for phase in options.phases
+        }
         return OpenedGraphs(graphs, mapped=True, kv=manifest.kv, native=True)
     except BundleError as error:
         if _needs_native(bundle, options) or options.host_cache is None:
@@ -113,6 +118,19 @@ def _open_native(
         _log.warning("loading without the native kernels: %s", error)
         options.host_cache.discard(preparer)
         return None
+
+
+def _give_weights(ort: Any, settings: Any, graph: Path) -> list[Any]:
+    """Let the session use the mapped weights where they lie: our kernels take them as they are. It
+    keeps no reference to what is returned."""
+    try:
+        arrays = map_weights(graph, graph.with_name(DATA_NAME))
+    except OSError as error:
+        raise BundleError(DATA_NAME, f"cannot be mapped: {one_line(error)}") from error
+    values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()}
+    for name, value in values.items():
+        settings.add_initializer(name, value)
+    return [settings, *values.values(), *arrays.values()]
 
 
 def _needs_native(bundle: Bundle, options: SessionOptions) -> bool:

@@ -34,10 +34,11 @@ def one_line(error: Exception) -> str:
 
 @dataclass(frozen=True, eq=False)
 class LoadedGraph:
-    """A loaded graph and its table."""
+    """A loaded graph and its table. `weights`: what has to live as long as the session does."""
 
     io: GraphIO
     session: Any
+    weights: Sequence[Any] = ()
 
 
 @dataclass(eq=False)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import astuple
 from importlib import import_module
 from typing import Any
 
@@ -108,12 +109,13 @@ def expected(model: onnx.ModelProto) -> list[ExternalData]:
         if item.external_data:
             keys = {entry.key: entry.value for entry in item.external_data}
             size = 4 * item.dims[0]
-            found.append(ExternalData(repr(item.name), keys["location"], int(keys["offset"]), size))
+            place = (keys["location"], int(keys["offset"]), size)
+            found.append(ExternalData(item.name, *place, tuple(item.dims), item.data_type))
     return found
 
 
-def by_value(items: list[ExternalData]) -> list[tuple[str, str, int, int]]:
-    return sorted((x.tensor, x.location, x.offset, x.length) for x in items)
+def by_value(items: list[ExternalData]) -> list[tuple[Any, ...]]:
+    return sorted(astuple(x) for x in items)
 
 
 @settings(max_examples=60, deadline=None)

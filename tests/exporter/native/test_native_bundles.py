@@ -1,6 +1,8 @@
 """Quantized bundles run with the native kernels, and with ONNX Runtime's own."""
 
+import gc
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
+import pytest
 import torch
 
 from trtllm_lite.exporter.replay import decode, prefill
@@ -125,6 +128,29 @@ def test_a_row_is_the_same_in_any_company(family: Any, open_kernels: Open) -> No
     prefill(session, [rows[0][:1]])
     for i in range(1, len(rows[0])):
         same(decode(session, rows[0][i : i + 1], [i])[0], whole[i])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_weights_are_mapped_once_and_as_long_as_the_session(
+    family: Any, open_kernels: Open
+) -> None:
+    gc.collect()
+    before = mappings()
+    session = open_kernels(family.bundle, "native")
+    gc.collect()
+    tokens = prompts(family.report.manifest.model.vocab_size)[0]
+    assert np.isfinite(logits_of(session, tokens)).all()
+    assert mappings() == before + 1
+    session.close()
+    del session
+    gc.collect()
+    assert mappings() == before
+
+
+def mappings() -> int:
+    """Of prepared weights, in this process."""
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    return sum(line.endswith(f"/{DATA_NAME}") for line in lines)
 
 
 def test_four_bits(llama_bundle: Callable[[str], Path], open_kernels: Open) -> None:
