@@ -23,6 +23,9 @@ DATA_NAME = "native.bin"
 FORMAT = "trtllm-lite-native"
 VERSION = 2
 """Of the operators and of the packing: it rises when either would compute or lie otherwise."""
+FEW_TOKENS = 24
+"""The kernels compute runs of at most as many tokens a row in another way than longer ones, so that
+results differ in what rounding leaves."""
 MAX_BYTES = 2**48
 MAX_TABLE_BYTES = 16 * 2**20
 

@@ -48,6 +48,7 @@ CHILDREN: dict[str, dict[int, tuple[str, bool]]] = {
     },
     "SparseTensorProto": {1: ("TensorProto", True), 2: ("TensorProto", True)},
 }
+_GRAPH, _NODE, _OP_TYPE = 7, 1, 4
 _DIMS, _DATA_TYPE, _NAME, _EXTERNAL_DATA, _DATA_LOCATION = 1, 2, 8, 13, 14
 
 # TensorProto.DataType -> bits of an element; strings have no external form.
@@ -88,6 +89,15 @@ def external_data(data: Buffer) -> Iterator[ExternalData]:
     location, numbers that are not plain digits, or a length that is not the tensor's size.
     """
     yield from _walk(Reader(data), "ModelProto", 0, len(data), 0)
+
+
+def operators(data: Buffer) -> frozenset[str]:
+    """The operators of the main graph's nodes, without their domains. Raises WireError."""
+    reader = Reader(data)
+    graphs = [f for f in reader.fields(0, len(data)) if f.number == _GRAPH and f.value is None]
+    nodes = [f for g in graphs for f in reader.fields(g.start, g.stop) if f.number == _NODE]
+    parts = (f for node in nodes for f in reader.fields(node.start, node.stop))
+    return frozenset(reader.text(f) for f in parts if f.number == _OP_TYPE and f.value is None)
 
 
 def _walk(reader: Reader, kind: str, start: int, stop: int, depth: int) -> Iterator[ExternalData]:

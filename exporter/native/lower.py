@@ -16,11 +16,12 @@ from trtllm_lite.exporter.quantize.formats import FORMATS, NONE, Format
 from trtllm_lite.exporter.quantize.plan import FormatPlan, Linear
 from trtllm_lite.exporter.quantize.rewrite import weights_of
 from trtllm_lite.runtime.native_layout import Packing
+from trtllm_lite.runtime.native_table import FEW_TOKENS
 
 DOMAIN = "trtllm_lite"
 HEAD_STEP = 16
 """Head sizes that the attention kernel takes are multiples of this."""
-EXACT_TOKENS = 24
+EXACT_TOKENS = FEW_TOKENS
 """Calls of at most as many tokens a row round activations twice, which is as exact as 16 bits. The
 attention kernel has the same bound between its two forms."""
 ACTIVATIONS = {"QuickGelu": 1, "Gelu": 2}

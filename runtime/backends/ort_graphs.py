@@ -27,12 +27,13 @@ from trtllm_lite.runtime.kernels import Kernels, find_kernels
 from trtllm_lite.runtime.kv_dtype import choose_kv_dtype
 from trtllm_lite.runtime.manifest import KVSpec, Manifest, Phase
 from trtllm_lite.runtime.mapped_weights import map_weights
-from trtllm_lite.runtime.native_table import DATA_NAME, graph_name
+from trtllm_lite.runtime.native_table import DATA_NAME, FEW_TOKENS, graph_name
 from trtllm_lite.runtime.native_weights import (
     has_native,
     native_preparer,
     read_table,
 )
+from trtllm_lite.runtime.onnx_wire import operators
 
 SPIN_MICROSECONDS: dict[Spin, int] = {"off": 0, "brief": 100, "long": 2000}
 """How long a thread waits at full speed for its next piece of work. "brief" bridges two operators
@@ -107,8 +108,13 @@ def _open_native(
         weights = _give_weights(ort, settings, folder / name)
         session = _load(ort, folder / name, name, settings)
         manifest = with_cache_dtype(bundle.manifest, kind)
+        least = {"decode": 1, "prefill": _least_prompt_tokens(folder / name)}
         graphs = {
-            phase: replace(_checked(manifest, phase, session, options), weights=weights)
+            phase: replace(
+                _checked(manifest, phase, session, options),
+                weights=weights,
+                least_tokens=least[phase],
+            )
             for phase in options.phases
         }
         return OpenedGraphs(graphs, mapped=True, kv=manifest.kv, native=True)
@@ -131,6 +137,13 @@ def _give_weights(ort: Any, settings: Any, graph: Path) -> list[Any]:
     for name, value in values.items():
         settings.add_initializer(name, value)
     return [settings, *values.values(), *arrays.values()]
+
+
+def _least_prompt_tokens(graph: Path) -> int:
+    """A prompt is computed in one way, however it is cut into chunks, whatever was taken from the
+    prefix cache and whoever shares the run: never in the kernels' way for few tokens. ONNX
+    Runtime's attention is one way of its own, and takes no filling."""
+    return 1 if "GroupQueryAttention" in operators(graph.read_bytes()) else FEW_TOKENS + 1
 
 
 def _needs_native(bundle: Bundle, options: SessionOptions) -> bool:

@@ -8,7 +8,7 @@ slice along the slots is contiguous, so it aliases the pool itself.
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -34,11 +34,13 @@ def one_line(error: Exception) -> str:
 
 @dataclass(frozen=True, eq=False)
 class LoadedGraph:
-    """A loaded graph and its table. `weights`: what has to live as long as the session does."""
+    """A loaded graph and its table. `weights`: what has to live as long as the session does.
+    `least_tokens`: a row is filled up to as many."""
 
     io: GraphIO
     session: Any
     weights: Sequence[Any] = ()
+    least_tokens: int = 1
 
 
 @dataclass(eq=False)
@@ -51,6 +53,13 @@ class _Binding:
     inputs: dict[str, Array] = field(default_factory=dict)
     logits: npt.NDArray[np.float32] | None = None
     values: dict[str, Any] = field(default_factory=dict)
+
+
+def _filled_up(batch: Batch, least_tokens: int) -> Batch:
+    missing = least_tokens - batch.token_ids.shape[1]
+    if missing <= 0:
+        return batch
+    return replace(batch, token_ids=np.pad(batch.token_ids, ((0, 0), (0, missing))))
 
 
 class OrtSession:
@@ -91,6 +100,7 @@ class OrtSession:
         graph = self._graphs.get(batch.phase)
         if graph is None:
             raise StepError(f"the session was opened without the {batch.phase} graph")
+        batch = _filled_up(batch, graph.least_tokens)
         try:
             binding = self._binding(graph, batch.first_slot, batch.rows)
             inputs = token_inputs(batch)

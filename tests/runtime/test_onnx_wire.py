@@ -13,7 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtllm_lite.runtime import protobuf
-from trtllm_lite.runtime.onnx_wire import CHILDREN, ELEMENT_BITS, ExternalData, external_data
+from trtllm_lite.runtime.onnx_wire import (
+    CHILDREN,
+    ELEMENT_BITS,
+    ExternalData,
+    external_data,
+    operators,
+)
 from trtllm_lite.runtime.protobuf import WireError
 
 DecodeError: type[Exception] = import_module("google.protobuf.message").DecodeError
@@ -124,6 +130,14 @@ def test_finds_what_onnx_finds(graph: onnx.GraphProto) -> None:
     model = onnx.ModelProto(ir_version=10, graph=graph)
     found = list(external_data(model.SerializeToString()))
     assert by_value(found) == by_value(expected(model))
+
+
+@given(st.lists(st.text(max_size=8), max_size=5), graphs(1))
+def test_operators_are_those_of_the_nodes(names: list[str], graph: onnx.GraphProto) -> None:
+    del graph.node[:]
+    graph.node.extend(onnx.NodeProto(op_type=name, name="n", domain="d") for name in names)
+    model = onnx.ModelProto(ir_version=10, graph=graph)
+    assert operators(model.SerializeToString()) == set(names) - {""} | ({""} & set(names))
 
 
 @settings(max_examples=150, deadline=None)

@@ -16,18 +16,20 @@ import torch
 from trtllm_lite.exporter.replay import decode, prefill
 from trtllm_lite.runtime.backends.base import Batch
 from trtllm_lite.runtime.bundle import open_bundle
+from trtllm_lite.runtime.kernels import find_kernels
+from trtllm_lite.runtime.llm import LLM
 from trtllm_lite.runtime.native_table import (
     DATA_NAME,
+    FEW_TOKENS,
     GRAPHS,
     TABLE_NAME,
     from_json,
 )
 from trtllm_lite.runtime.native_weights import has_native
+from trtllm_lite.runtime.sampling_params import SamplingParams
 
 Array = npt.NDArray[Any]
 Open = Callable[..., Any]
-FEW = 24
-"""Most tokens of a row for which results do not depend on how many are computed at once."""
 
 
 def prompts(vocab: int) -> list[list[int]]:
@@ -97,7 +99,6 @@ def test_native_logits_are_those_of_the_rounded_weights(family: Any, open_kernel
         ours, theirs = logits_of(native, tokens), logits_of(plain, tokens)
         assert error(ours, wanted) < 1e-3
         assert error(ours, wanted) < error(theirs, wanted) < 0.1
-        np.testing.assert_array_equal(logits_of(native, tokens, "prefill"), ours)
 
 
 def test_long_chunks_round_once(family: Any, open_kernels: Open) -> None:
@@ -119,15 +120,39 @@ def test_a_row_is_the_same_in_any_company(family: Any, open_kernels: Open) -> No
     def same(made: Array, wanted: Array) -> None:
         np.testing.assert_allclose(made, wanted, rtol=0, atol=tolerance)
 
-    together = prefill(session, rows)
-    for chunk in (1, 5, FEW):
-        same(prefill(session, rows, chunk), together)
-    for i, row in enumerate(rows):
+    long = np.random.default_rng(5).integers(3, 90, 61).tolist()
+    together = prefill(session, [*rows, long])
+    for chunk in (1, 5, FEW_TOKENS, 40):
+        same(prefill(session, [*rows, long], chunk), together)
+    for i, row in enumerate((*rows, long)):
         same(prefill(session, [row])[0], together[i])
     whole = logits_of(session, rows[0])
-    prefill(session, [rows[0][:1]])
-    for i in range(1, len(rows[0])):
+    for i in range(len(rows[0])):
         same(decode(session, rows[0][i : i + 1], [i])[0], whole[i])
+
+
+def test_the_prefix_cache_changes_no_token(family: Any) -> None:
+    """Prompts of all lengths that begin alike, cold and with what the ones before them left."""
+    if find_kernels().library is None:
+        pytest.skip(f"no native kernels: {find_kernels().reason}")
+    start = np.random.default_rng(6).integers(3, 90, 40).tolist()
+    prompts = [start + [5 + i] * i for i in range(1, 30, 7)]
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=0)
+    made: dict[bool, list[Any]] = {}
+    for cached in (False, True):
+        with LLM(
+            family.bundle,
+            max_model_len=90,
+            max_num_seqs=2,
+            enable_prefix_caching=cached,
+            max_num_batched_tokens=33 if cached else 256,
+        ) as llm:
+            outputs = [llm.generate(prompt_token_ids=p, params=params)[0] for p in prompts]
+        made[cached] = [(o.outputs[0].token_ids, o.outputs[0].logprobs) for o in outputs]
+        assert any(o.cached_tokens for o in outputs) is cached
+    if family.name == "qwen2":  # its attention is ONNX Runtime's
+        made = {cached: [tokens for tokens, _ in texts] for cached, texts in made.items()}
+    assert made[True] == made[False]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
