@@ -10,15 +10,18 @@ from typing import Any, Self
 
 from trtllm_lite.runtime.backends.base import KernelChoice
 from trtllm_lite.runtime.config import EngineConfig, Speculation
+from trtllm_lite.runtime.doorbell import Doorbell
 from trtllm_lite.runtime.engine import EngineStats
 from trtllm_lite.runtime.engine_thread import EngineThread
 from trtllm_lite.runtime.kv_dtype import KVChoice
 from trtllm_lite.runtime.loading import LoadOptions, Parts, load
 from trtllm_lite.runtime.native_table import Rounding
 from trtllm_lite.runtime.outputs import RequestOutput
+from trtllm_lite.runtime.pending import Pending
 from trtllm_lite.runtime.request_maker import ChatOptions, Messages, RequestMaker, Source
 from trtllm_lite.runtime.request_stream import RequestStream
 from trtllm_lite.runtime.sampling_params import SamplingParams
+from trtllm_lite.runtime.step_timer import StepTimer
 from trtllm_lite.runtime.tokenizer import Tokenizer
 
 
@@ -83,6 +86,7 @@ class AsyncLLM:
         self._parts = parts
         self._maker = RequestMaker(parts.tokenizer, parts.defaults, parts.config, parts.grammars)
         self._thread = EngineThread(parts.engine, parts.tokenizer)
+        self._doorbell: Doorbell | None = None
         # Runs when the AsyncLLM is collected or the interpreter ends, whichever comes first.
         self._finalizer = weakref.finalize(self, self._thread.close)
 
@@ -102,6 +106,16 @@ class AsyncLLM:
     async def stats(self) -> EngineStats:
         """The engine's numbers, read between two steps."""
         return await self._thread.stats()
+
+    def last_stats(self) -> EngineStats:
+        """The engine's numbers as its last step or command left them. Waits for nothing, and may
+        be read as often as one likes: the engine does not notice."""
+        return self._thread.last_stats()
+
+    def time_steps(self, timer: StepTimer) -> Pending[None]:
+        """Report every step from the next one on to `timer`, on the engine's thread; awaiting the
+        answer waits for that. Raises EngineDeadError."""
+        return self._thread.time_steps(timer)
 
     async def submit(
         self,
@@ -172,5 +186,8 @@ class AsyncLLM:
         request_id: str | None,
     ) -> RequestStream:
         make = partial(self._maker.make, source, params, options, request_id)
-        job = await asyncio.get_running_loop().run_in_executor(None, make)
-        return RequestStream(self._thread, job)
+        loop = asyncio.get_running_loop()
+        job = await loop.run_in_executor(None, make)
+        if self._doorbell is None or self._doorbell.loop is not loop:
+            self._doorbell = Doorbell(loop)
+        return RequestStream(self._thread, job, self._doorbell)

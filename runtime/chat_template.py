@@ -4,7 +4,7 @@ The template runs in Jinja's immutable sandbox, with the extensions and helpers 
 gives it, and with a budget: loops and calls are counted against a deadline, and operations that
 make long texts out of short ones are measured first. What remains: one call of a filter over long
 lists (sort, groupby, nested map) is not interrupted, and memory may reach some hundred megabytes.
-Who serves strangers' bundles renders in a process of its own with limits from the system.
+Who serves renders with `IsolatedTemplate`, in a process of its own with limits from the system.
 """
 
 import re
@@ -58,6 +58,11 @@ class ChatTemplate:
             raise BundleError("chat_template", f"it cannot be compiled: {_brief(error)}") from error
         self._probe()
 
+    @property
+    def variables(self) -> frozenset[str]:
+        """Names of further values that the template uses."""
+        return frozenset(self._names - _RESERVED - self._special_tokens.keys())
+
     def render(
         self,
         messages: object,
@@ -90,7 +95,7 @@ class ChatTemplate:
         values["add_generation_prompt"] = True
         try:
             self._run(values)
-        except (TemplateCostError, jinja2.exceptions.SecurityError) as error:
+        except (TemplateCostError, jinja2.exceptions.SecurityError, MemoryError) as error:
             raise BundleError("chat_template", f"it {_reason(error)}") from error
         except Exception:
             # Some templates want a system message, tools or text parts: requests may bring them.
@@ -125,9 +130,8 @@ class ChatTemplate:
     def _check_extra(self, name: str, value: object) -> object:
         if name in ("chat_template", "tokenize"):
             raise RequestError(name, "not allowed: the bundle's own chat template gives the text")
-        known = self._names - _RESERVED - self._special_tokens.keys()
-        if name not in known:
-            allowed = ", ".join(sorted(known)) or "nothing further"
+        if name not in self.variables:
+            allowed = ", ".join(sorted(self.variables)) or "nothing further"
             raise RequestError(name, f"the chat template does not use it; allowed: {allowed}")
         return plain(name, name, value)
 
@@ -146,6 +150,8 @@ def _reason(error: Exception) -> str:
         return f"refused: {_brief(error)}"
     if isinstance(error, jinja2.exceptions.SecurityError):
         return f"reaches for what is forbidden: {_brief(error)}"
+    if isinstance(error, MemoryError):
+        return "needs more memory than it may have"
     return f"failed: {type(error).__name__}: {_brief(error)}"
 
 

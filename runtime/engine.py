@@ -30,9 +30,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EngineStats:
-    """One look at the engine. Sequences in `waiting` and `running`; tokens in `kv_tokens_*` and
-    `prefix_hit_tokens` (tokens taken from the block store so far); `draft_tokens` were guessed and
-    checked so far, `accepted_tokens` of them were right; `finished` counts sequences."""
+    """One look at the engine. Now: sequences in `waiting` and `running`, tokens in `kv_tokens_*`,
+    what the block store holds in `prefix_store_*`. So far: `prompt_tokens` of requests that got a
+    slot; `generation_tokens` made; `prefix_query_tokens` looked up in the block store and
+    `prefix_hit_tokens` taken from it; `draft_tokens` guessed and checked, `accepted_tokens` of them
+    right; `finished` counts sequences."""
 
     waiting: int
     running: int
@@ -40,7 +42,11 @@ class EngineStats:
     slots_total: int
     kv_tokens_used: int
     kv_tokens_total: int
+    prompt_tokens: int
+    generation_tokens: int
+    prefix_query_tokens: int
     prefix_hit_tokens: int
+    prefix_store_blocks: int
     prefix_store_bytes: int
     preemptions: int
     steps: int
@@ -170,7 +176,11 @@ class Engine:
             slots_total=self._kv.num_slots,
             kv_tokens_used=scheduler.kv_tokens,
             kv_tokens_total=self._config.max_kv_tokens,
+            prompt_tokens=scheduler.num_prompt_tokens,
+            generation_tokens=scheduler.num_generated_tokens,
+            prefix_query_tokens=self._prefix.query_tokens,
             prefix_hit_tokens=self._prefix.hit_tokens,
+            prefix_store_blocks=len(self._store),
             prefix_store_bytes=self._store.nbytes,
             preemptions=scheduler.num_preemptions,
             steps=self._steps,

@@ -62,6 +62,7 @@ class EngineThread:
         # None asks the thread to end. SimpleQueue.put may be called from a finalizer.
         self._commands: SimpleQueue[_Command[Any] | None] = SimpleQueue()
         self._dead: str | None = None
+        self._stats = engine.stats()
         self._thread = threading.Thread(target=self._run, name="trtllm-lite-engine", daemon=True)
         self._thread.start()
 
@@ -84,6 +85,11 @@ class EngineThread:
     def stats(self) -> Pending[EngineStats]:
         """The engine's numbers, read between two steps. Raises EngineDeadError."""
         return self._call(self._engine.stats)
+
+    def last_stats(self) -> EngineStats:
+        """The engine's numbers as its last step or command left them: waits for nothing, and does
+        not take the engine's time."""
+        return self._stats
 
     def time_steps(self, timer: StepTimer) -> Pending[None]:
         """Report every step from the next one on to `timer`. Raises EngineDeadError."""
@@ -149,6 +155,7 @@ class EngineThread:
             request = delivery.job.request
             self._mailboxes[request.id] = delivery.mailbox
             self._processor.add(request, delivery.job.prompt, final_only=delivery.final_only)
+        self._stats = self._engine.stats()
 
     def _abort(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
@@ -158,6 +165,8 @@ class EngineThread:
         processed = self._processor.process(events)
         for stop in processed.stops:
             self._engine.stop(stop.request_id, stop.index, stop.stop_reason)
+        # Before the results: who has one finds it in the numbers.
+        self._stats = self._engine.stats()
         for output in processed.outputs:
             self._hand_over(output)
 
@@ -172,6 +181,7 @@ class EngineThread:
             self._processor.forget(output.request_id)
             self._mailboxes.pop(output.request_id, None)
             self._engine.abort(output.request_id)
+            self._stats = self._engine.stats()
 
     def _end(self, reason: str) -> None:
         """From here on every caller is told `reason`."""

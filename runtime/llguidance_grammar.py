@@ -14,6 +14,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from trtllm_lite.runtime.errors import RequestError, StepError
 from trtllm_lite.runtime.grammar import Bools
 from trtllm_lite.runtime.grammar_spec import GrammarSpec
+from trtllm_lite.runtime.json_schema_rules import ALLOWED_ESCAPES, tightened
 
 _log = logging.getLogger(__name__)
 
@@ -125,7 +126,8 @@ def _limits() -> LLParserLimits:
 
 
 def _source(spec: GrammarSpec) -> str:
-    """The description in the library's own form. Raises ValueError for what is no JSON."""
+    """The description in the library's own form. Raises ValueError for what is no JSON, and for
+    schemas that nothing can be made of."""
     match spec.kind:
         case "json_object":
             return _json_source('{"type":"object"}')
@@ -143,20 +145,24 @@ def _source(spec: GrammarSpec) -> str:
 
 
 def _json_source(schema: str) -> str:
-    """Whatever the schema itself says of these options counts for nothing."""
+    """Whatever the schema itself says of these options counts for nothing. Raises ValueError."""
     return LLMatcher.grammar_from_json_schema(
-        schema,
+        json.dumps(tightened(json.loads(schema))),
         overrides={
             "whitespace_pattern": WHITESPACE,
             "item_separator": ",",
             "key_separator": ":",
             "coerce_one_of": False,
             "lenient": False,
+            "json_allowed_escapes": ALLOWED_ESCAPES,
         },
     )
 
 
 def _reason(spec: GrammarSpec, error: str) -> str:
+    if "coerce_one_of" in error:
+        # What the library advises is not for callers of ours.
+        error = "the keyword oneOf is supported where no value fits two cases; use anyOf"
     return f"the {spec.kind} cannot be used: {_one_line(error)}"
 
 

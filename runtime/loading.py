@@ -16,6 +16,7 @@ from trtllm_lite.runtime.backends.base import (
     Spin,
 )
 from trtllm_lite.runtime.bundle import Bundle, open_bundle
+from trtllm_lite.runtime.chat_template import ChatTemplate
 from trtllm_lite.runtime.config import EngineConfig, Speculation
 from trtllm_lite.runtime.engine import Engine
 from trtllm_lite.runtime.errors import BundleError, UsageError
@@ -25,6 +26,7 @@ from trtllm_lite.runtime.grammar_compiler import CachedCompiler, open_llguidance
 from trtllm_lite.runtime.host import available_memory, physical_cores
 from trtllm_lite.runtime.host_cache import HostCache, host_cache
 from trtllm_lite.runtime.host_tuning import Tuning
+from trtllm_lite.runtime.isolated_template import IsolatedTemplate
 from trtllm_lite.runtime.kv_dtype import KVChoice
 from trtllm_lite.runtime.manifest import Manifest
 from trtllm_lite.runtime.native_table import Rounding
@@ -58,6 +60,10 @@ class LoadOptions:
     kernels: KernelChoice = "auto"
     rounding: Rounding = "fast"
     kv_dtype: KVChoice = "auto"
+    isolate_templates: bool = False
+    """Render the chat template in a process of its own: for those who serve strangers."""
+    kv_bytes: int | None = None
+    """Memory for KV; None is half of what is available once the weights have theirs."""
 
 
 @dataclass(frozen=True)
@@ -76,24 +82,41 @@ class Parts:
 def load(path: str | Path, options: LoadOptions, progress: Progress | None = None) -> Parts:
     """Open a bundle; `progress` hears of what is done once per machine. Raises BundleError,
     UsageError or MissingExtraError."""
-    folder = Path(path)
+    folder, heard = Path(path), progress or NoProgress()
     cache = _host_cache(folder) if options.host_cache else None
     if options.check_hashes:
-        bundle = open_verified(folder, cache)
+        bundle = open_verified(folder, cache, _HashSteps(heard).told)
     else:
         bundle = open_bundle(folder, check_hashes=False)
     config = engine_config(bundle.manifest, options)
 
     # A backend lets other threads run while it loads. It keeps this one: see `open_graphs`.
     with ThreadPoolExecutor(1, thread_name_prefix="load") as pool:
-        text = pool.submit(_text_parts, bundle)
-        session, tuning = _open_session(bundle, config, options, cache, progress or NoProgress())
+        text = pool.submit(_text_parts, bundle, options.isolate_templates)
+        session, tuning = _open_session(bundle, config, options, cache, heard)
     _note_other_cache(bundle, session.info)
     with _closed_on_error(session):
         tokenizer, defaults = text.result()
         engine, config = _make_engine(bundle, config, options, defaults, session)
     grammars = _grammars(bundle.manifest, tokenizer, defaults)
     return Parts(engine, config, tokenizer, defaults.params, tuning, grammars)
+
+
+class _HashSteps:
+    """Reports the reading of a bundle's files, and what follows it, as steps."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._begun = False
+
+    def told(self, name: str, done: int, total: int) -> None:
+        """`done` of `total` bytes of all files were read."""
+        if not self._begun:
+            self._begun = True
+            self._progress.step("compare the files with their hashes")
+        self._progress.advance(done, total, "bytes")
+        if done == total:
+            self._progress.step("open the graphs")
 
 
 def engine_config(manifest: Manifest, options: LoadOptions) -> EngineConfig:
@@ -114,20 +137,26 @@ def engine_config(manifest: Manifest, options: LoadOptions) -> EngineConfig:
     )
 
 
-def kv_tokens_that_fit(config: EngineConfig, bytes_per_token: int, available: int | None) -> int:
-    """KV tokens for all slots, or as many as half of the available memory holds. Raises UsageError
-    when that is less than one sequence. `available` None: the system does not say."""
+def kv_tokens_that_fit(config: EngineConfig, bytes_per_token: int, room: int | None) -> int:
+    """KV tokens for all slots, or as many as `room` bytes hold. Raises UsageError when that is less
+    than one sequence. `room` None: nobody says."""
     wanted = config.max_num_seqs * config.max_model_len
-    if available is None:
+    if room is None:
         return wanted
-    fitting = available // 2 // bytes_per_token
+    fitting = room // bytes_per_token
     if fitting < config.max_model_len:
         raise UsageError(
             f"max_model_len {config.max_model_len} needs {config.max_model_len * bytes_per_token} "
-            f"bytes of KV cache; half of the available memory is {available // 2} bytes "
+            f"bytes of KV cache; the memory left for it is {room} bytes "
             f"({fitting} tokens); lower max_model_len or set max_kv_tokens"
         )
     return min(wanted, fitting)
+
+
+def kv_room(given: int | None, available: int | None) -> int | None:
+    """Bytes for KV: half of the available memory, and no more than was given."""
+    known = [x for x in (given, None if available is None else available // 2) if x is not None]
+    return min(known, default=None)
 
 
 def _host_cache(folder: Path) -> HostCache | None:
@@ -138,8 +167,10 @@ def _host_cache(folder: Path) -> HostCache | None:
         return None
 
 
-def _text_parts(bundle: Bundle) -> tuple[Tokenizer | None, GenerationDefaults]:
-    tokenizer = Tokenizer.from_bundle(bundle) if bundle.manifest.tokenizer is not None else None
+def _text_parts(bundle: Bundle, isolated: bool) -> tuple[Tokenizer | None, GenerationDefaults]:
+    tokenizer = None
+    if bundle.manifest.tokenizer is not None:
+        tokenizer = Tokenizer.from_bundle(bundle, IsolatedTemplate if isolated else ChatTemplate)
     return tokenizer, read_generation_config(bundle)
 
 
@@ -206,7 +237,8 @@ def _make_engine(
     manifest = bundle.manifest
     config = replace(config, speculation=_speculation(options.speculation, session.info))
     if options.max_kv_tokens is None:
-        fitting = kv_tokens_that_fit(config, session.info.kv_bytes_per_token, available_memory())
+        room = kv_room(options.kv_bytes, available_memory())
+        fitting = kv_tokens_that_fit(config, session.info.kv_bytes_per_token, room)
         config = replace(config, max_kv_tokens=fitting)
     engine = Engine(
         session,

@@ -26,6 +26,7 @@ class PrefixCache:
         self._block_size = block_size
         self._max_blocks = store.limit_bytes // max(block_bytes, 1)
         self._recompute_at = recompute_at
+        self.query_tokens = 0
         self.hit_tokens = 0
 
     @property
@@ -42,6 +43,7 @@ class PrefixCache:
         """The kept leading blocks; at least the last token is left to compute."""
         if not self.enabled:
             return ()
+        self.query_tokens += len(sequence.token_ids)
         blocks = self._store.match(self._keys(sequence, len(sequence.token_ids) - 1))
         self.hit_tokens += len(blocks) * self._block_size
         return blocks

@@ -45,6 +45,6 @@ def _too_long(
     source = "max_model_len" if limit == config.max_model_len else "max_kv_tokens"
     return ContextLengthError(
         param,
-        f"the maximum context length is {limit} tokens ({source}); got {prompt} prompt tokens + "
-        f"{what} = {prompt + extra}; {action}",
+        f"this model's maximum context length is {limit} tokens ({source}); got {prompt} prompt "
+        f"tokens + {what} = {prompt + extra}; {action}",
     )

@@ -1,9 +1,11 @@
 """The results of one request as an async iterator."""
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from trtllm_lite.runtime.doorbell import Doorbell
 from trtllm_lite.runtime.engine_thread import Delivery, EngineThread
 from trtllm_lite.runtime.mailbox import Mailbox
 from trtllm_lite.runtime.outputs import RequestOutput
@@ -18,13 +20,14 @@ class RequestStream:
     reader, in the event loop that submitted it. Comes from `AsyncLLM.submit`.
     """
 
-    def __init__(self, thread: EngineThread, job: Job) -> None:
+    def __init__(self, thread: EngineThread, job: Job, doorbell: Doorbell) -> None:
         self.request_id = job.request.id
         self._thread = thread
         self._job = job
         self._ended = True
         self._arrived = asyncio.Event()
-        self._mailbox = Mailbox(_Waker(asyncio.get_running_loop(), self._arrived))
+        self._waker = _Waker(doorbell, self._arrived.set)
+        self._mailbox = Mailbox(self._waker)
 
     async def start(self, *, final_only: bool = False) -> None:
         """Submit the request. Raises RequestError when it can never be served."""
@@ -49,6 +52,24 @@ class RequestStream:
             self._drop()
             raise
         self._ended = output.finished
+        return output
+
+    def on_arrival(self, call: Callable[[], None]) -> None:
+        """For a reader of several streams, in place of iterating: `call` is called in the event
+        loop whenever there may be something to `take`, and now. It must not hold the stream."""
+        self._waker.answer = call
+        call()
+
+    def take(self) -> RequestOutput | None:
+        """The newest result; None when there is no new one. Waits for nothing. Raises
+        EngineDeadError when there never will be one."""
+        try:
+            output = self._mailbox.take()
+        except BaseException:
+            self._ended = True
+            raise
+        if output is not None:
+            self._ended = output.finished
         return output
 
     async def abort(self) -> None:
@@ -87,13 +108,13 @@ class RequestStream:
 
 
 class _Waker:
-    """Sets an event of a loop from another thread. It holds no stream, so that dropping the
-    stream is noticed."""
+    """Has `answer` called in a loop, from another thread. It holds no stream, so that dropping
+    the stream is noticed."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-        self._loop = loop
-        self._event = event
+    def __init__(self, doorbell: Doorbell, answer: Callable[[], None]) -> None:
+        self.answer = answer
+        self._doorbell = doorbell
 
     def __call__(self) -> None:
         """Raises RuntimeError when the loop is closed."""
-        self._loop.call_soon_threadsafe(self._event.set)
+        self._doorbell.ring(self.answer)

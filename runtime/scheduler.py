@@ -49,6 +49,8 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.finished: Counter[FinishReason] = Counter()
         self.num_preemptions = 0
+        self.num_prompt_tokens = 0
+        self.num_generated_tokens = 0
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
 
@@ -162,6 +164,8 @@ class Scheduler:
         sequence.status = Status.RUNNING
         if sequence.first_scheduled_time is None:
             sequence.first_scheduled_time = self._clock()
+            if sequence.index == 0:
+                self.num_prompt_tokens += len(sequence.request.prompt_token_ids)
         self.running.append(sequence)
         self._placement.admit(sequence, reuse=not _wants_all_logits(sequence))
         return sequence
@@ -188,6 +192,7 @@ class Scheduler:
         sequence.num_computed_tokens += row.num_tokens - len(row.draft) + accepted
         if row.draft:
             self._learn(row, accepted)
+        self.num_generated_tokens += len(outcome.sampled)
         for sampled in outcome.sampled:
             sequence.token_ids.append(sampled.token_id)
             self._end_if_done(sequence)

@@ -1,15 +1,39 @@
 """Text to token ids and back, as the bundle's tokenizer.json and chat template say."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import tokenizers
 
 from trtllm_lite.runtime.bundle import Bundle
 from trtllm_lite.runtime.chat_template import ChatTemplate
 from trtllm_lite.runtime.errors import BundleError, RequestError
+from trtllm_lite.runtime.token_bytes import byte_level_bytes, fallback_byte
 
 _MAX_TEMPLATE_BYTES = 2**20
+
+
+class Template(Protocol):
+    """A compiled chat template: `ChatTemplate`, or `IsolatedTemplate`."""
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """Names that it uses, beside those that every template knows."""
+
+    def render(
+        self,
+        messages: object,
+        *,
+        tools: object = None,
+        add_generation_prompt: bool = True,
+        **kwargs: object,
+    ) -> str:
+        """The prompt text of a conversation."""
+
+
+Renderer = Callable[[str, Mapping[str, str]], Template]
+"""Compiles a template's source with its special tokens. Raises BundleError."""
 
 
 class Tokenizer:
@@ -27,9 +51,11 @@ class Tokenizer:
         bos_token_id: int | None = None,
         eos_token_ids: Iterable[int] = (),
         chat_template: str | None = None,
+        renderer: Renderer = ChatTemplate,
     ) -> None:
-        """`eos_token_ids`: the first is the one that a chat template knows as `eos_token`. Raises
-        BundleError for a chat template that cannot be used."""
+        """`eos_token_ids`: the first is the one that a chat template knows as `eos_token`.
+        `renderer`: what makes a template of the source. Raises BundleError for a chat template
+        that cannot be used."""
         raw.no_truncation()
         raw.no_padding()
         self._raw = raw
@@ -42,16 +68,17 @@ class Tokenizer:
         self._vocab_size = 1 + max(raw.get_vocab(with_added_tokens=True).values(), default=-1)
         self._bos_token = self._name(bos_token_id)
         self._eos_token = next((self._name(i) for i in eos_token_ids), None)
+        self._byte_level = raw.decoder is not None and raw.decoder.decode(["a", "Ġa"]) == "a a"
         # A decoder may treat the first token of a text differently: one to put before others.
         self._before = self._ordinary_token()
-        self._template = None
+        self._template: Template | None = None
         if chat_template is not None:
             tokens = {"bos_token": self._bos_token, "eos_token": self._eos_token}
             given = {name: text for name, text in tokens.items() if text is not None}
-            self._template = ChatTemplate(chat_template, given)
+            self._template = renderer(chat_template, given)
 
     @classmethod
-    def from_bundle(cls, bundle: Bundle) -> "Tokenizer":
+    def from_bundle(cls, bundle: Bundle, renderer: Renderer = ChatTemplate) -> "Tokenizer":
         """The bundle's tokenizer. Raises BundleError for a file that is missing or damaged, or has
         more tokens than the model (fewer are normal: models pad their vocabulary)."""
         manifest = bundle.manifest
@@ -65,6 +92,7 @@ class Tokenizer:
             bos_token_id=manifest.model.bos_token_id,
             eos_token_ids=manifest.model.eos_token_ids,
             chat_template=template,
+            renderer=renderer,
         )
         if tokenizer.vocab_size > manifest.model.vocab_size:
             message = f"it has token ids up to {tokenizer.vocab_size - 1}, but the model's"
@@ -92,6 +120,11 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         return self._template is not None
+
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """Names that the chat template uses, beside those of every template."""
+        return frozenset() if self._template is None else self._template.variables
 
     def to_json(self) -> str:
         """The tokenizer as the text of a tokenizer.json, without truncation and padding."""
@@ -127,6 +160,24 @@ class Tokenizer:
         if prefix and both.startswith(prefix):
             return both[len(prefix) :]
         return self.decode([token_id], skip_special_tokens=False)
+
+    def token_name(self, token_id: int) -> str:
+        """How the vocabulary spells a token (a byte-level one writes Ġ for a blank); empty for an
+        id without a token."""
+        return self._name(token_id) or ""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The token's own bytes inside a text, parts of characters too. Those of all tokens of a
+        text, joined, are its UTF-8; some tokenizers leave out a space at its beginning, and this
+        does not. b"" for an id without a token."""
+        name = self._name(token_id)
+        if name is None:
+            return b""
+        if self._byte_level:
+            return byte_level_bytes(name)
+        if token_id in self._byte_ids:
+            return fallback_byte(name)
+        return self.token_text(token_id).encode("utf-8")
 
     def has_text(self, token_id: int, *, skip_special_tokens: bool) -> bool:
         """Whether `decode` looks at the token at all."""

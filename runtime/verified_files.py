@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from trtllm_lite.runtime.bundle import Bundle, open_bundle
+from trtllm_lite.runtime.bundle_files import HashProgress
 from trtllm_lite.runtime.file_identity import FileIdentity
 from trtllm_lite.runtime.host_cache import HostCache
 from trtllm_lite.runtime.manifest import FileEntry, Manifest
@@ -20,11 +21,14 @@ SETTLED_NS = 20_000_000
 could be written to again without a change of its times."""
 
 
-def open_verified(folder: Path, cache: HostCache | None) -> Bundle:
+def open_verified(
+    folder: Path, cache: HostCache | None, progress: HashProgress | None = None
+) -> Bundle:
     """The bundle with its sha256 sums compared, now or at an earlier time at which the files were
-    the same. Raises BundleError as `open_bundle` does."""
+    the same. `progress` follows the reading, if there is any. Raises BundleError as `open_bundle`
+    does."""
     if cache is None:
-        return open_bundle(folder)
+        return open_bundle(folder, progress=progress)
     before: dict[str, list[int]] | None = None
     known = False
 
@@ -34,7 +38,7 @@ def open_verified(folder: Path, cache: HostCache | None) -> Bundle:
         known = before is not None and cache.recall(RECORD) == before
         return known
 
-    bundle = open_bundle(folder, unchanged=unchanged)
+    bundle = open_bundle(folder, unchanged=unchanged, progress=progress)
     after = _identities(folder, bundle.manifest.files)
     if not known and before is not None and before == after and _settled(before):
         cache.remember(RECORD, before)

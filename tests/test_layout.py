@@ -25,9 +25,12 @@ THIRD_PARTY = {
     "chat_template.py": {"jinja2"},
     "template_sandbox.py": {"jinja2"},
     "llguidance_grammar.py": {"llguidance"},
+    "server/replicas/ray_fleet.py": {"ray"},
 }
 # What the server alone may import, in any of its files.
-WEB = {"starlette", "uvicorn", "h11", "pydantic", "orjson", "prometheus_client"}
+WEB = {
+    *("starlette", "uvicorn", "h11", "pydantic", "orjson", "prometheus_client", "opentelemetry"),
+}
 
 IMPORT_ALL = """
 import importlib, pkgutil, sys
@@ -36,8 +39,9 @@ sys.modules.update(dict.fromkeys((*heavy, "onnxruntime")))
 import trtllm_lite.runtime as runtime
 names = [m.name for m in pkgutil.walk_packages(runtime.__path__, "trtllm_lite.runtime.")]
 backend = "trtllm_lite.runtime.backends.onnxruntime"
+extra = "trtllm_lite.runtime.server.replicas.ray_fleet"
 for name in names:
-    if name != backend:
+    if name not in (backend, extra):
         importlib.import_module(name)
 del sys.modules["onnxruntime"]
 if backend in names:

@@ -4,10 +4,15 @@
 `import trtllm_lite` and `trtllm-lite --help` stay cheap.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+
+# ONNX Runtime's own builds keep an identifier of the machine and send events to their maker, unless
+# told not to before they are loaded. Whoever wants that sets the variable to 0.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
     from trtllm_lite.runtime.async_engine import AsyncLLM

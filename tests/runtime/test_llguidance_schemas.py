@@ -131,6 +131,7 @@ def test_whatever_a_writer_does_the_text_fits_the_schema(schema: dict[str, Any])
         ({"type": 123}, "type"),
         ({"not": {"type": "string"}}, "not"),
         ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "use anyOf"),
         ({"type": "object", "dependentRequired": {"a": ["b"]}}, "dependentRequired"),
         ({"properties": {"a": {"if": {}, "then": {}}}}, "if"),
         ({"type": "string", "format": "no-such"}, "no-such"),

@@ -3,6 +3,7 @@
 import hashlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,7 +15,13 @@ from trtllm_lite.runtime.bundle import open_bundle
 from trtllm_lite.runtime.config import EngineConfig, Speculation
 from trtllm_lite.runtime.errors import BundleError, RequestError, UsageError
 from trtllm_lite.runtime.llm import LLM
-from trtllm_lite.runtime.loading import LoadOptions, engine_config, kv_tokens_that_fit, load
+from trtllm_lite.runtime.loading import (
+    LoadOptions,
+    engine_config,
+    kv_room,
+    kv_tokens_that_fit,
+    load,
+)
 from trtllm_lite.runtime.manifest import (
     FileEntry,
     GraphSpec,
@@ -24,7 +31,7 @@ from trtllm_lite.runtime.manifest import (
     Phase,
     TensorSpec,
 )
-from trtllm_lite.runtime.manifest_io import write_manifest
+from trtllm_lite.runtime.manifest_io import read_manifest, write_manifest
 from trtllm_lite.runtime.sampling_params import SamplingParams
 
 VOCAB, DIM = 11, 4
@@ -58,14 +65,51 @@ def test_limits_that_cannot_be_had_are_refused(
         engine_config(plain_manifest, options)
 
 
-def test_kv_tokens_are_all_slots_or_what_half_of_the_memory_holds() -> None:
+def test_kv_tokens_are_all_slots_or_what_the_memory_holds() -> None:
     config = EngineConfig(4, 100, 16, 400)
-    assert kv_tokens_that_fit(config, bytes_per_token=10, available=None) == 400
-    assert kv_tokens_that_fit(config, bytes_per_token=10, available=8000) == 400
-    assert kv_tokens_that_fit(config, bytes_per_token=10, available=7999) == 399
-    assert kv_tokens_that_fit(config, bytes_per_token=10, available=2000) == 100
+    assert kv_tokens_that_fit(config, bytes_per_token=10, room=None) == 400
+    assert kv_tokens_that_fit(config, bytes_per_token=10, room=4000) == 400
+    assert kv_tokens_that_fit(config, bytes_per_token=10, room=3999) == 399
+    assert kv_tokens_that_fit(config, bytes_per_token=10, room=1000) == 100
     with pytest.raises(UsageError, match=r"max_model_len 100 needs 1000 bytes.*999 bytes"):
-        kv_tokens_that_fit(config, bytes_per_token=10, available=1999)
+        kv_tokens_that_fit(config, bytes_per_token=10, room=999)
+
+
+def test_kv_takes_half_of_what_is_available_and_no_more_than_given() -> None:
+    assert kv_room(None, None) is None
+    assert (kv_room(None, 1001), kv_room(7, None)) == (500, 7)
+    assert (kv_room(300, 1000), kv_room(900, 1000)) == (300, 500)
+
+
+def test_the_memory_given_for_kv_is_kept(tiny_bundle: Path) -> None:
+    with pytest.raises(UsageError, match="left for it is 5 bytes"):
+        load(tiny_bundle, LoadOptions(host_cache=False, kv_bytes=5))
+
+
+class Heard:
+    """Keeps the steps, and the last amount of each."""
+
+    def __init__(self) -> None:
+        self.steps: list[list[Any]] = []
+
+    def step(self, name: str) -> None:
+        self.steps.append([name])
+
+    def advance(self, done: int, total: int, unit: str) -> None:
+        self.steps[-1][1:] = [done, total, unit]
+
+    def note(self, text: str) -> None:
+        pass
+
+
+def test_reading_the_files_is_told_where_it_is_done(tiny_bundle: Path) -> None:
+    size = sum(file.size for file in read_manifest(tiny_bundle).files)
+    read = ["compare the files with their hashes", size, size, "bytes"]
+    for check in (True, False):
+        heard = Heard()
+        options = LoadOptions(host_cache=False, check_hashes=check)
+        load(tiny_bundle, options, heard).engine.close()
+        assert heard.steps[:2] == ([read, ["open the graphs"]] if check else [])
 
 
 def counting_graph(phase: Phase, *, chunks: bool) -> onnx.ModelProto:
