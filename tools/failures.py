@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TextIO
 
 import click
 
@@ -77,11 +78,12 @@ def needs_extra(extra: str) -> Iterator[None]:
         raise MissingExtraError(package, extra) from error
 
 
-def drop_output() -> None:
-    """The reader of stdout has gone: let the interpreter's last flush go nowhere."""
+def drop_output(stream: TextIO | None = None) -> None:
+    """The reader of `stream` (stdout) has gone: let what is still written to it, as by the
+    interpreter's last flush, go nowhere."""
     try:
         null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
+        os.dup2(null, (stream or sys.stdout).fileno())
         os.close(null)
     except (OSError, ValueError):
         return

@@ -4,73 +4,108 @@ import asyncio
 import hashlib
 import json
 import os
-import re
 import socket
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from trtllm_lite import __version__
 from trtllm_lite.runtime.async_engine import AsyncLLM
 from trtllm_lite.runtime.config import EngineConfig
-from trtllm_lite.runtime.errors import TrtllmLiteError
+from trtllm_lite.runtime.errors import TrtllmLiteError, UsageError
+from trtllm_lite.runtime.host import available_memory
 from trtllm_lite.runtime.host_tuning import in_words
 from trtllm_lite.runtime.loading import LoadOptions, Parts, load
 from trtllm_lite.runtime.manifest import MANIFEST_NAME, PARITY_NAME, Manifest
 from trtllm_lite.runtime.manifest_io import read_manifest
 from trtllm_lite.runtime.progress import Progress
-from trtllm_lite.runtime.server.lifecycle import Server
+from trtllm_lite.runtime.server.lifecycle import Loader, LoadProgress, Server
 from trtllm_lite.runtime.server.listening import bind, url_of
 from trtllm_lite.runtime.server.logs import configure_logging
+from trtllm_lite.runtime.server.open_files import connections_within, raise_limit
 from trtllm_lite.runtime.server.parsers.formats import (
     ToolFormat,
     detect_reasoning,
     detect_tool_format,
     tool_format,
 )
+from trtllm_lite.runtime.server.replicas.scale import parse_scale
 from trtllm_lite.runtime.server.service import ModelCard, Service
 from trtllm_lite.runtime.server.settings import ServerConfig, key_digest
+from trtllm_lite.runtime.server.tracing import NoTracer, Tracer, open_tracer
 from trtllm_lite.tools.console import Console
 from trtllm_lite.tools.options import load_arguments
 from trtllm_lite.tools.progress import progress_shown
+from trtllm_lite.tools.serve_models import Wanted, shared_options, wanted_models
+from trtllm_lite.tools.serve_says import banner, reader_may_leave, ready_line, warn_of_settings
 
 MAX_PARITY = 2**20
 MAX_TEMPLATE = 2**20
-_LOCAL = ("127.", "::1", "localhost")
 
 
-def run_server(console: Console, bundle: Path, values: dict[str, Any]) -> int:
-    """Serve until told to stop; returns the exit code. Raises TrtllmLiteError: the port, the
-    bundle, or an engine that has died."""
-    config = server_config(values)
+def run_server(console: Console, bundles: Sequence[str], values: dict[str, Any]) -> int:
+    """Serve until told to stop; returns the exit code. `bundles`: FOLDER or NAME=FOLDER each.
+    Raises TrtllmLiteError: the port, a bundle, or an engine that has died."""
+    started = time.monotonic()
+    config = within_open_files(server_config(values))
     configure_logging(values["log_format"])
-    names = values["served_model_name"] or (default_name(bundle),)
+    models = wanted_models(bundles, values["served_model_name"], values["alias"])
     reads = Reads(values["tool_call_parser"], values["reasoning"])
-    options = LoadOptions(**load_arguments(values))
-    with closing(bind(config.host, config.port)) as sock:
+    options = LoadOptions(**load_arguments(values), isolate_templates=True)
+    with closing(bind(config.host, config.port)) as sock, closing(_tracer(values)) as tracer:
         url = url_of(sock)
-        warn_if_open(console, config)
-        console.info(f"listening on {url}; loading {bundle}", dim=True)
-
-        def opened(heard: Progress) -> tuple[AsyncLLM, ModelCard]:
-            with progress_shown(console.settings) as shown:
-                parts = load(bundle, options, Both(heard, shown))
-            show_settings(console, parts)
-            card = model_card(bundle, names, parts.config, reads)
-            return AsyncLLM.from_parts(parts), card
+        with reader_may_leave(sys.stderr):
+            warn_of_settings(console, config)
+            folders = ", ".join(str(model.bundle) for model in models)
+            console.info(f"listening on {url}; loading {folders}", dim=True)
 
         def announce(service: Service) -> None:
-            for line in banner(service, url):
-                console.info(line, dim=True)
-            console.stream(ready_line(service, url, values["log_format"]) + "\n")
+            with reader_may_leave(sys.stderr):
+                for line in banner(service, url, time.monotonic() - started):
+                    console.info(line, dim=True)
+            with reader_may_leave(sys.stdout):
+                console.stream(ready_line(service, url, values["log_format"]) + "\n")
 
-        return _until_told(console, Server(config, opened, announce, __version__), sock)
+        options = shared_options(options, models, available_memory())
+        loads = [opener(console, model, options, reads) for model in models]
+        if len(loads) > 1:
+            loads = [about(model, each) for model, each in zip(models, loads, strict=True)]
+        server = Server(config, loads[0], announce, __version__, tracer, loads[1:])
+        return until_told(console, server, sock)
 
 
-def _until_told(console: Console, server: Server, sock: socket.socket) -> int:
+def within_open_files(config: ServerConfig) -> ServerConfig:
+    """With as many connections as this process may have open files for. Raises UsageError."""
+    most = connections_within(raise_limit(), config.limits.connections)
+    return replace(config, limits=replace(config.limits, connections=most))
+
+
+def check_settings(bundles: Sequence[str], values: Mapping[str, Any]) -> None:
+    """Raises what would keep a server with these settings from starting, as far as it can be told
+    before it loads."""
+    server_config(values)
+    wanted_models(bundles, values["served_model_name"], values["alias"])
+    if values["replicas"] is not None:
+        parse_scale(values["replicas"])
+
+
+class Runnable(Protocol):
+    """A server, as far as its run goes; see `Server`."""
+
+    @property
+    def left_behind(self) -> bool:
+        """Whether the program should end at once after the run."""
+
+    async def run(self, sock: socket.socket) -> int:
+        """The exit code."""
+
+
+def until_told(console: Console, server: Runnable, sock: socket.socket) -> int:
+    """The exit code of a server that has run to its end. Raises TrtllmLiteError."""
     runner = asyncio.Runner()
     try:
         code = runner.run(server.run(sock))
@@ -108,6 +143,11 @@ class Both:
             each.note(text)
 
 
+def _tracer(values: Mapping[str, Any]) -> Tracer:
+    endpoint = values["otlp_endpoint"]
+    return NoTracer() if endpoint is None else open_tracer(endpoint)
+
+
 def server_config(values: Mapping[str, Any]) -> ServerConfig:
     """The server's half of the options. Raises UsageError."""
     return ServerConfig(
@@ -119,12 +159,9 @@ def server_config(values: Mapping[str, Any]) -> ServerConfig:
         drain_timeout=values["drain_timeout"],
         step_timeout=values["step_timeout"],
         cors_origins=tuple(values["cors_origin"]),
+        keep_alive_seconds=values["stream_keep_alive"],
+        metrics_alias=values["metrics_alias"],
     )
-
-
-def default_name(bundle: Path) -> str:
-    """The folder's name, with what no model name may hold replaced."""
-    return re.sub(r"[^\w.+@-]+", "-", bundle.resolve().name, flags=re.ASCII) or "model"
 
 
 @dataclass(frozen=True)
@@ -207,28 +244,28 @@ def show_settings(console: Console, parts: Parts) -> None:
         console.info(f"settings for this machine: {in_words(parts.tuning)}", dim=True)
 
 
-def warn_if_open(console: Console, config: ServerConfig) -> None:
-    """A server that others can reach, and that asks nobody for a key."""
-    if not config.key_digests and not config.host.startswith(_LOCAL):
-        console.warn(f"anybody who reaches {config.host} may use the server: set --api-key-file")
+def opener(console: Console, model: Wanted, options: LoadOptions, reads: Reads) -> Loader:
+    """What opens a model; its errors name the bundle."""
+
+    def opened(heard: LoadProgress) -> tuple[AsyncLLM, ModelCard]:
+        with progress_shown(console.settings) as shown:
+            parts = load(model.bundle, options, Both(heard, shown))
+        show_settings(console, parts)
+        card = model_card(model.bundle, model.names, parts.config, reads)
+        return AsyncLLM.from_parts(parts), card
+
+    return opened
 
 
-def banner(service: Service, url: str) -> list[str]:
-    """What an operator wants to see once."""
-    served, config = service.models[0], service.config
-    engine, keys = served.llm.config, len(config.key_digests)
-    return [
-        f"model {', '.join(m.name for m in service.models)} ({served.card.facts.get('source')})",
-        f"{engine.max_num_seqs} slots, {engine.max_model_len} tokens each, "
-        f"{engine.max_kv_tokens} KV tokens in all; {config.max_queue} may wait",
-        f"API keys: {keys or 'none, everybody is let in'}",
-        f"page {url}/   API {url}/v1   metrics {url}/metrics",
-    ]
+def about(model: Wanted, load_it: Loader) -> Loader:
+    """The same, with errors that say which of several models they are about."""
 
+    def opened(heard: LoadProgress) -> tuple[AsyncLLM, ModelCard]:
+        try:
+            return load_it(heard)
+        except UsageError as error:
+            raise UsageError(f"model {model.names[0]}: {error}") from error
+        except TrtllmLiteError as error:
+            raise TrtllmLiteError(f"model {model.names[0]}: {error}") from error
 
-def ready_line(service: Service, url: str, form: str) -> str:
-    """One line for programs that wait for the server."""
-    model = service.models[0].name
-    if form == "json":
-        return json.dumps({"event": "ready", "url": url, "model": model, "pid": os.getpid()})
-    return f"ready url={url} model={model} pid={os.getpid()}"
+    return opened

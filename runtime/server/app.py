@@ -1,6 +1,6 @@
 """The ASGI application: which route is where, and what lies in front of the routes."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -18,11 +18,15 @@ from trtllm_lite.runtime.server.completion import CompletionRoute
 from trtllm_lite.runtime.server.errors import ApiError, from_exception
 from trtllm_lite.runtime.server.gate import LoadingGate
 from trtllm_lite.runtime.server.health import HealthRoutes
+from trtllm_lite.runtime.server.messages_api.route import CountTokensRoute, MessagesRoute
 from trtllm_lite.runtime.server.models import ModelRoutes
-from trtllm_lite.runtime.server.pages import Pages
+from trtllm_lite.runtime.server.openapi import OpenApiRoute
+from trtllm_lite.runtime.server.pages import Pages, all_pages
 from trtllm_lite.runtime.server.request_log import RequestLog
 from trtllm_lite.runtime.server.responses import error_response
+from trtllm_lite.runtime.server.responses_api.route import ResponsesRoute, not_stored
 from trtllm_lite.runtime.server.service import Service
+from trtllm_lite.runtime.server.settings import ServerConfig
 from trtllm_lite.runtime.server.tokens import TokenRoutes
 
 _Handler = Callable[[Request, Exception], Awaitable[Response]]
@@ -30,11 +34,18 @@ _Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 def create_app(service: Service, version: str) -> Starlette:
     """Routes over a service, which may still be loading. `version` is this package's."""
-    pages = Pages()
+    pages = all_pages()
     app = Starlette(
-        routes=[*_api_routes(service), *_health_routes(service, version), *pages.routes()],
-        middleware=_layers(service, pages.paths),
-        exception_handlers=_handlers(),
+        routes=[
+            *_api_routes(service),
+            *_health_routes(service, version),
+            *(route for each in pages for route in each.routes()),
+        ],
+        middleware=[
+            *outer_layers(service.config, public_paths(pages)),
+            Middleware(LoadingGate, service, page_paths(pages)),
+        ],
+        exception_handlers=error_handlers(),
     )
     # A path with one slash too many is not found: a redirect would be a second way to a route.
     app.router.redirect_slashes = False
@@ -46,6 +57,10 @@ def _api_routes(service: Service) -> list[BaseRoute]:
     return [
         Route("/v1/chat/completions", ChatRoute(service), methods=["POST"], name="chat"),
         Route("/v1/completions", CompletionRoute(service), methods=["POST"], name="completions"),
+        Route("/v1/responses", ResponsesRoute(service), methods=["POST"], name="responses"),
+        Route("/v1/responses/{id:path}", not_stored, methods=["GET", "POST", "DELETE"]),
+        Route("/v1/messages", MessagesRoute(service), methods=["POST"], name="messages"),
+        Route("/v1/messages/count_tokens", CountTokensRoute(service).count, methods=["POST"]),
         Route("/v1/models", models.index, methods=["GET"]),
         Route("/v1/models/{id:path}", models.one, methods=["GET"]),
         Route("/v1/capabilities", CapabilityRoute(service).show, methods=["GET"]),
@@ -63,12 +78,22 @@ def _health_routes(service: Service, version: str) -> list[BaseRoute]:
         Route("/ready", health.health, methods=["GET"]),
         Route("/version", health.version, methods=["GET"]),
         Route("/metrics", health.metrics, methods=["GET"]),
+        Route("/openapi.json", OpenApiRoute(service.config, version).show, methods=["GET"]),
     ]
 
 
-def _layers(service: Service, pages: frozenset[str]) -> list[Middleware]:
-    """Outermost first."""
-    config = service.config
+def public_paths(pages: Iterable[Pages]) -> frozenset[str]:
+    """What needs no key: the probes and the files of pages."""
+    return HEALTH_PATHS | page_paths(pages)
+
+
+def page_paths(pages: Iterable[Pages]) -> frozenset[str]:
+    """The files of all pages."""
+    return frozenset(path for each in pages for path in each.paths)
+
+
+def outer_layers(config: ServerConfig, public: frozenset[str]) -> list[Middleware]:
+    """What lies in front of everything, outermost first. `public`: paths that need no key."""
     layers = [Middleware(RequestLog, config.limits.headers)]
     if config.cors_origins:
         layers.append(
@@ -80,18 +105,19 @@ def _layers(service: Service, pages: frozenset[str]) -> list[Middleware]:
                 expose_headers=("x-request-id", "retry-after"),
             )
         )
-    layers.append(Middleware(KeyGuard, config.key_digests, HEALTH_PATHS | pages))
-    layers.append(Middleware(LoadingGate, service))
+    layers.append(Middleware(KeyGuard, config.key_digests, public))
     return layers
 
 
-def _handlers() -> dict[type[Exception], _Handler]:
+def error_handlers() -> dict[type[Exception], _Handler]:
+    """From what routes raise to answers."""
+
     async def known(request: Request, error: Exception) -> Response:
-        return error_response(from_exception(error))
+        return error_response(from_exception(error), request.scope)
 
     async def http(request: Request, error: Exception) -> Response:
         told = _http_error(error) if isinstance(error, HTTPException) else from_exception(error)
-        return error_response(told)
+        return error_response(told, request.scope)
 
     return {ApiError: known, TrtllmLiteError: known, HTTPException: http}
 

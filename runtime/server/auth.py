@@ -30,7 +30,7 @@ class KeyGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and self._closed(scope):
-            await error_response(_no_key())(scope, receive, send)
+            await error_response(_no_key(), scope)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

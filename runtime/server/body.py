@@ -21,18 +21,22 @@ _LARGE = 64 * 2**10
 
 async def read_object(scope: Scope, receive: Receive, limits: Limits) -> dict[str, Any]:
     """The JSON object in the body. Raises ApiError (400, 408, 413), ClientGoneError."""
-    headers = Headers(scope=scope)
-    _check_type(headers.get("content-type"))
-    _check_declared(headers.get("content-length"), limits)
-    try:
-        async with asyncio.timeout(limits.body_seconds):
-            body = await _read(receive, limits)
-    except TimeoutError:
-        message = f"the body did not arrive within {limits.body_seconds:g} s"
-        raise ApiError(408, message, code="body_timeout", headers=_CLOSE) from None
+    _check_type(Headers(scope=scope).get("content-type"))
+    body = await read_body(scope, receive, limits)
     if len(body) < _LARGE:
         return parse_object(body, limits)
     return await asyncio.get_running_loop().run_in_executor(None, parse_object, body, limits)
+
+
+async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
+    """The body as it is. Raises ApiError (408, 413), ClientGoneError."""
+    _check_declared(Headers(scope=scope).get("content-length"), limits)
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            return await _read(receive, limits)
+    except TimeoutError:
+        message = f"the body did not arrive within {limits.body_seconds:g} s"
+        raise ApiError(408, message, code="body_timeout", headers=_CLOSE) from None
 
 
 def parse_object(body: bytes, limits: Limits) -> dict[str, Any]:

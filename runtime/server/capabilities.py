@@ -1,6 +1,6 @@
 """GET /v1/capabilities: every request field, from the models that check them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -12,6 +12,17 @@ from trtllm_lite.runtime.server.convert import COMPLETION_TOKENS
 from trtllm_lite.runtime.server.protocol.chat import CHAT_REFUSED, ChatRequest
 from trtllm_lite.runtime.server.protocol.common import NO_EFFECT, REFUSED, Refused
 from trtllm_lite.runtime.server.protocol.completion import COMPLETION_REFUSED, CompletionRequest
+from trtllm_lite.runtime.server.protocol.messages import (
+    MESSAGES_NO_EFFECT,
+    MESSAGES_REFUSED,
+    CountTokensRequest,
+    MessagesRequest,
+)
+from trtllm_lite.runtime.server.protocol.responses import (
+    RESPONSES_NO_EFFECT,
+    RESPONSES_REFUSED,
+    ResponsesRequest,
+)
 from trtllm_lite.runtime.server.protocol.strict import Strict
 from trtllm_lite.runtime.server.responses import json_response
 from trtllm_lite.runtime.server.service import Service
@@ -45,6 +56,9 @@ class CapabilityRoute:
                 "endpoints": {
                     "/v1/chat/completions": chat_fields(defaults, tools=tools),
                     "/v1/completions": completion_fields(defaults),
+                    "/v1/responses": responses_fields(defaults, tools=tools),
+                    "/v1/messages": messages_fields(defaults, tools=tools),
+                    "/v1/messages/count_tokens": count_fields(tools=tools),
                 },
                 "unknown_fields": "accepted without effect",
                 "limits": {**limits, "max_model_len": served.llm.config.max_sequence_tokens},
@@ -54,10 +68,29 @@ class CapabilityRoute:
 
 def chat_fields(defaults: SamplingParams, *, tools: bool) -> dict[str, dict[str, Any]]:
     """Of /v1/chat/completions. `tools`: whether the model has a form of tool calls."""
-    reason = "the model's chat template shows no form of tool calls that is known here"
-    refused = {} if tools else dict.fromkeys(_TOOL_FIELDS, Refused(reason))
+    refused = {**REFUSED, **CHAT_REFUSED, **_without_tools(tools=tools)}
     given = {**asdict_defaults(defaults), "logprobs": False, "top_logprobs": 0, "max_tokens": None}
-    return field_table(ChatRequest, {**REFUSED, **CHAT_REFUSED, **refused}, given)
+    return field_table(ChatRequest, refused, given)
+
+
+def responses_fields(defaults: SamplingParams, *, tools: bool) -> dict[str, dict[str, Any]]:
+    """Of /v1/responses."""
+    refused = {**REFUSED, **RESPONSES_REFUSED, **_without_tools(tools=tools)}
+    given = {**asdict_defaults(defaults), "top_logprobs": 0}
+    return field_table(ResponsesRequest, refused, given, RESPONSES_NO_EFFECT)
+
+
+def messages_fields(defaults: SamplingParams, *, tools: bool) -> dict[str, dict[str, Any]]:
+    """Of /v1/messages."""
+    refused = {**REFUSED, **MESSAGES_REFUSED, **_without_tools(tools=tools)}
+    given = {**asdict_defaults(defaults), "max_tokens": None}
+    return field_table(MessagesRequest, refused, given, MESSAGES_NO_EFFECT)
+
+
+def count_fields(*, tools: bool) -> dict[str, dict[str, Any]]:
+    """Of /v1/messages/count_tokens."""
+    refused = {**REFUSED, **MESSAGES_REFUSED, **_without_tools(tools=tools)}
+    return field_table(CountTokensRequest, refused, {}, MESSAGES_NO_EFFECT)
 
 
 def completion_fields(defaults: SamplingParams) -> dict[str, dict[str, Any]]:
@@ -74,7 +107,10 @@ def asdict_defaults(defaults: SamplingParams) -> dict[str, Any]:
 
 
 def field_table(
-    model: type[Strict], refused: Mapping[str, Refused], defaults: Mapping[str, Any]
+    model: type[Strict],
+    refused: Mapping[str, Refused],
+    defaults: Mapping[str, Any],
+    no_effect: Iterable[str] = NO_EFFECT,
 ) -> dict[str, dict[str, Any]]:
     """A row for every field of `model`, then those without effect, then the refused ones."""
     schema = model.model_json_schema()
@@ -83,15 +119,20 @@ def field_table(
         for name, spec in schema["properties"].items()
         if name not in refused
     }
-    table |= {name: {"status": "no_effect"} for name in NO_EFFECT}
+    table |= {name: {"status": "no_effect"} for name in no_effect}
     table |= {
         name: {"status": "refused", "reason": entry.reason} for name, entry in refused.items()
     }
     return table
 
 
+def _without_tools(*, tools: bool) -> dict[str, Refused]:
+    reason = "the model's chat template shows no form of tool calls that is known here"
+    return {} if tools else dict.fromkeys(_TOOL_FIELDS, Refused(reason))
+
+
 def _honoured(name: str, spec: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    kinds = [k for k in spec.get("anyOf", [spec]) if k.get("type") != "null"]
+    kinds = [k for k in spec.get("anyOf", spec.get("oneOf", [spec])) if k.get("type") != "null"]
     row: dict[str, Any] = {"status": "honoured", "default": defaults.get(name)}
     row["types"] = sorted({str(kind.get("type", "object")) for kind in kinds})
     for kind in (spec, *kinds):

@@ -4,27 +4,26 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from trtllm_lite.runtime.outputs import CompletionOutput, RequestOutput
+from trtllm_lite.runtime.server.answer_reader import AnswerReader
+from trtllm_lite.runtime.server.errors import ApiError, error_object
 from trtllm_lite.runtime.server.parsers.events import (
     ContentDelta,
     Event,
     ReasoningDelta,
-    ToolCallArguments,
     ToolCallStart,
     new_call_id,
 )
-from trtllm_lite.runtime.server.parsers.output_parser import OutputParser
 from trtllm_lite.runtime.server.protocol.chat import ChatRequest
 from trtllm_lite.runtime.server.replies import (
     Head,
     ScoreCursor,
     Tokens,
     UsagePlan,
-    chosen,
-    likeliest,
     scored_tokens,
     usage,
 )
 from trtllm_lite.runtime.server.service import Served
+from trtllm_lite.runtime.server.token_scores import TokenScores
 from trtllm_lite.runtime.server.tool_calls import Reading
 
 _CHUNK = "chat.completion.chunk"
@@ -36,10 +35,12 @@ class ChatReply:
     def __init__(self, body: ChatRequest, served: Served, choices: int, reading: Reading) -> None:
         self._head = Head.new("chatcmpl", served)
         self._top = (body.top_logprobs or 0) if body.logprobs else None
+        self._scores: TokenScores | None = None
+        if self._top is not None:
+            self._scores = TokenScores(served.llm.tokenizer.token_bytes, self._top)
         self._usage = UsagePlan.of(body)
-        self._choices = choices
-        self._reading = reading
-        self._parsers: dict[int, OutputParser] = {}
+        self._choices, self._llm = choices, served.llm
+        self._readers = [AnswerReader(reading) for _ in range(choices)]
         self._cursor = ScoreCursor()
         self._ended: set[int] = set()
         self._last: RequestOutput | None = None
@@ -47,11 +48,16 @@ class ChatReply:
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         (output,) = outputs
         choices = [self._whole_choice(output, choice) for choice in output.outputs]
-        return {**self._head.of("chat.completion"), "choices": choices, "usage": usage(outputs)}
+        counts = self._counts(output)
+        return {**self._head.of("chat.completion"), "choices": choices, "usage": counts}
 
     def opening(self) -> list[dict[str, Any]]:
         delta = {"role": "assistant", "content": ""}
-        return [self._chunk(index, delta) for index in range(self._choices)]
+        made = [self._chunk(index, delta) for index in range(self._choices)]
+        if self._usage.continuous and self._last is not None:
+            # There is a first result by now, of which this chunk has no token.
+            made = [{**chunk, "usage": usage([self._last], scored_only=True)} for chunk in made]
+        return made
 
     def chunks(self, prompt: int, output: RequestOutput) -> list[dict[str, Any]]:
         self._last = output
@@ -60,12 +66,20 @@ class ChatReply:
     def closing(self) -> list[dict[str, Any]]:
         if not self._usage.at_end or self._last is None:
             return []
-        return [{**self._head.of(_CHUNK), "choices": [], "usage": usage([self._last])}]
+        return [{**self._head.of(_CHUNK), "choices": [], "usage": self._counts(self._last)}]
+
+    def failure(self, error: ApiError) -> list[dict[str, Any]]:
+        return [error_object(error)]
+
+    def _counts(self, output: RequestOutput) -> dict[str, Any]:
+        """Usage once everything is read."""
+        thought = sum(self._readers[c.index].thought_tokens(self._llm, c) for c in output.outputs)
+        return {**usage([output]), "completion_tokens_details": {"reasoning_tokens": thought}}
 
     def _whole_choice(self, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
         return {
             "index": choice.index,
-            "message": _message(self._events(output, choice, choice.text, ended=True)),
+            "message": _message(self._readers[choice.index].whole(output, choice)),
             "logprobs": self._logprobs(scored_tokens(choice)),
             "finish_reason": self._reason(choice),
             "stop_reason": choice.stop_reason,
@@ -75,8 +89,7 @@ class ChatReply:
         if choice.index in self._ended:
             return []
         ended = choice.finish_reason is not None
-        events = self._events(output, choice, choice.delta, ended=ended)
-        deltas = [_delta(event) for event in events]
+        deltas = [_delta(event) for event in self._readers[choice.index].new(output, choice)]
         tokens = () if self._top is None else self._cursor.new(0, choice)
         if tokens and not deltas:
             deltas = [{"content": ""}]
@@ -92,30 +105,8 @@ class ChatReply:
             made.append(last)
         return made
 
-    def _events(
-        self, output: RequestOutput, choice: CompletionOutput, text: str, *, ended: bool
-    ) -> list[Event]:
-        """What more of a choice's text means."""
-        if self._reading.is_plain:
-            return [ContentDelta(text)] if text else []
-        parser = self._parsers.get(choice.index)
-        if parser is None:
-            parser = self._parsers[choice.index] = self._reading.parser(output.prompt)
-        events = parser.feed(text)
-        if ended:
-            events = [*events, *parser.finish()]
-        return [event for event in events if self._is_wanted(event)]
-
-    def _is_wanted(self, event: Event) -> bool:
-        """Without parallel calls the first one counts."""
-        tools = self._reading.tools
-        if tools is None or not isinstance(event, ToolCallStart | ToolCallArguments):
-            return True
-        return tools.parallel or event.index == 0
-
     def _reason(self, choice: CompletionOutput) -> str | None:
-        parser = self._parsers.get(choice.index)
-        called = parser is not None and parser.num_calls > 0
+        called = self._readers[choice.index].has_calls
         return "tool_calls" if called and choice.finish_reason == "stop" else choice.finish_reason
 
     def _chunk(self, index: int, delta: dict[str, Any], tokens: Tokens = ()) -> dict[str, Any]:
@@ -129,22 +120,10 @@ class ChatReply:
         return chunk
 
     def _logprobs(self, tokens: Tokens) -> dict[str, Any] | None:
-        if self._top is None:
+        if self._scores is None:
             return None
-        content = []
-        for entry in tokens:
-            if entry is not None:
-                top = [_token(x.decoded_token, x.logprob) for x in likeliest(entry, self._top)]
-                taken = chosen(entry)
-                token = _token(taken.decoded_token, taken.logprob)
-                content.append({**token, "top_logprobs": top})
+        content = [self._scores.entry(entry) for entry in tokens if entry is not None]
         return {"content": content, "refusal": None}
-
-
-def _token(text: str, logprob: float) -> dict[str, Any]:
-    """`bytes` is null for a token that is part of a character only: its bytes are not known."""
-    data = None if "\ufffd" in text else list(text.encode("utf-8"))
-    return {"token": text, "logprob": logprob, "bytes": data}
 
 
 def _delta(event: Event) -> dict[str, Any]:

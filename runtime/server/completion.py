@@ -12,11 +12,13 @@ from trtllm_lite.runtime.server.generation import GenerationRoute, Plan
 from trtllm_lite.runtime.server.protocol.common import REFUSED, check_refused
 from trtllm_lite.runtime.server.protocol.completion import COMPLETION_REFUSED, CompletionRequest
 from trtllm_lite.runtime.server.service import Served
+from trtllm_lite.runtime.server.tracing import Operation
 
 
 class CompletionRoute(GenerationRoute):
     """Continues prompts."""
 
+    operation: ClassVar[Operation] = "text_completion"
     renames: ClassVar[Mapping[str, str]] = {
         "prompt_token_ids": "prompt",
         "prompt_logprobs": "logprobs",

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trtllm_lite.runtime.outputs import CompletionOutput, RequestOutput
+from trtllm_lite.runtime.server.errors import ApiError, error_object
 from trtllm_lite.runtime.server.protocol.completion import CompletionRequest
 from trtllm_lite.runtime.server.replies import (
     Head,
@@ -42,7 +43,7 @@ class CompletionReply:
         self._logprobs = body.logprobs
         self._scored_only = body.max_tokens == 0
         self._usage = UsagePlan.of(body)
-        self._cursor = ScoreCursor()
+        self._cursor = ScoreCursor(self._scored)
         self._offsets: dict[int, int] = {}
         self._begun: set[int] = set()
         self._ended: set[int] = set()
@@ -70,6 +71,9 @@ class CompletionReply:
             return []
         return [{**self._head.of(_KIND), "choices": [], "usage": self._counts()}]
 
+    def failure(self, error: ApiError) -> list[dict[str, Any]]:
+        return [error_object(error)]
+
     def _counts(self) -> dict[str, Any]:
         return usage(self._latest.values(), scored_only=self._scored_only)
 
@@ -79,8 +83,13 @@ class CompletionReply:
 
     def _tokens(self, output: RequestOutput, choice: CompletionOutput) -> Tokens:
         """All of a choice's scored tokens, those of an echoed prompt first."""
-        made = [] if self._scored_only else list(scored_tokens(choice))
+        made = [] if self._scored_only else list(self._scored(choice))
         return [*self._prompt_tokens(output), *made]
+
+    def _scored(self, choice: CompletionOutput) -> Tokens:
+        """With an echo, the token that ended the answer too, as vLLM has it: evaluation harnesses
+        ask for one token after the prompt and drop the last score."""
+        return scored_tokens(choice) if self._echoed is None else choice.logprobs or []
 
     def _prompt_tokens(self, output: RequestOutput) -> Tokens:
         return [] if self._echoed is None else output.prompt_logprobs or []
@@ -146,8 +155,9 @@ class CompletionReply:
         return self._token_text(self._latest[prompt].prompt_token_ids[0])
 
     def _top(self, entry: Any) -> dict[str, float]:
-        """Token text to logprob. Of tokens that look alike the likeliest counts."""
+        """Token text to logprob, of the likeliest and of the one that was taken. Of tokens that
+        look alike the likeliest counts."""
         made: dict[str, float] = {}
-        for each in likeliest(entry, self._logprobs or 0):
+        for each in (*likeliest(entry, self._logprobs or 0), chosen(entry)):
             made.setdefault(each.decoded_token, each.logprob)
         return made

@@ -35,9 +35,12 @@ def _each(body: Sampling) -> dict[str, GrammarSpec | None]:
         f"{param}.json": _json(param, outputs.json_),
         f"{param}.regex": _regex(param, outputs.regex),
         f"{param}.choice": _choice(param, outputs.choice),
+        f"{param}.json_object": GrammarSpec.json_object(param=param)
+        if outputs.json_object
+        else None,
     }
     if not any(inside.values()):
-        raise invalid(f"{param}: give one of json, regex and choice", param)
+        raise invalid(f"{param}: give one of json, regex, choice and json_object", param)
     return {**asked, **inside}
 
 
@@ -46,7 +49,9 @@ def _response_format(body: Sampling) -> GrammarSpec | None:
     if given is None or given.type == "text":
         return None
     if given.type == "json_object":
-        return GrammarSpec.json_object(param=param)
+        if given.schema_ is None:
+            return GrammarSpec.json_object(param=param)
+        return GrammarSpec.json_schema(given.schema_, param=param)
     if given.json_schema is None:
         raise invalid(f"{param}.json_schema: missing; type 'json_schema' needs it", param)
     return GrammarSpec.json_schema(given.json_schema.schema_, param=param)

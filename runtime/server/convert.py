@@ -12,7 +12,7 @@ from trtllm_lite.runtime.sampling_params import SamplingParams
 from trtllm_lite.runtime.server.constraints import grammar_of
 from trtllm_lite.runtime.server.errors import ApiError, invalid
 from trtllm_lite.runtime.server.protocol.chat import ChatRequest
-from trtllm_lite.runtime.server.protocol.common import Sampling
+from trtllm_lite.runtime.server.protocol.common import UNSUPPORTED, Sampling
 from trtllm_lite.runtime.server.protocol.completion import CompletionRequest
 from trtllm_lite.runtime.server.protocol.tokens import TokenizeRequest
 from trtllm_lite.runtime.server.settings import Limits
@@ -127,8 +127,8 @@ def check_size(param: str, value: object, limits: Limits, room: int) -> None:
     if size > most:
         raise ApiError(
             400,
-            f"{param}: the maximum context length is {room} tokens; got {size} characters, and "
-            f"more than {most} are not tokenized; shorten the prompt",
+            f"{param}: this model's maximum context length is {room} tokens; got {size} "
+            f"characters, and more than {most} are not tokenized; shorten the prompt",
             param=param,
             code="context_length_exceeded",
         )
@@ -192,9 +192,10 @@ def _token_id(key: str) -> int:
 
 
 def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
-    """The error under the field's name in this route: the engine knows some by another."""
+    """The error under the field's name in this route: the engine knows some by another. What is
+    refused before the engine sees it has its own name."""
     name = names.get(error.param or "")
-    if name is not None:
+    if name is not None and error.code != UNSUPPORTED:
         error.message = f"{name}: {error.message.removeprefix(f'{error.param}: ')}"
         error.param = name
     return error

@@ -1,10 +1,11 @@
 """Every error that a client can see, and the one writer of them.
 
-The shape is OpenAI's: {"error": {"message", "type", "param", "code"}}. A body is at most
-MAX_BODY bytes and holds no path, address or traceback.
+Which shape its JSON has is told by the path (`error_shapes`). A body is at most MAX_BODY bytes and
+holds no path, address or traceback.
 """
 
 import re
+from typing import Any
 
 import orjson
 
@@ -17,11 +18,13 @@ from trtllm_lite.runtime.errors import (
     StepError,
     TrtllmLiteError,
 )
+from trtllm_lite.runtime.server.error_shapes import ErrorFacts, shaped
 
 MAX_BODY = 2048
 _FINAL = (("x-should-retry", "false"),)
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{4,}")
-_PATH = re.compile(r"(?<![\w/:.])/(?:[\w.+@-]+/)+[\w.+@-]*")
+# Routes of this server are none of its file system's.
+_PATH = re.compile(r"(?<![\w/:.])/(?!v1/)(?:[\w.+@-]+/)+[\w.+@-]*")
 
 
 class ApiError(Exception):
@@ -99,16 +102,21 @@ def server_error(message: str) -> ApiError:
     return ApiError(500, message, kind="server_error", code="internal_error")
 
 
-def error_body(error: ApiError) -> bytes:
-    """The JSON of an error."""
+def error_body(error: ApiError, path: str = "", request_id: str | None = None) -> bytes:
+    """The JSON of an error, for a client that asked for that path."""
+    return orjson.dumps(error_object(error, path, request_id))
+
+
+def error_object(error: ApiError, path: str = "", request_id: str | None = None) -> dict[str, Any]:
+    """The same as an object: for streams, which end with it."""
     message, param = clean(error.message), None if error.param is None else clean(error.param)[:100]
     for size in (1200, 600, 300):
         shown = message if len(message) <= size else f"{message[:size]}..."
-        body = {"message": shown, "type": error.kind, "param": param, "code": error.code}
-        data = orjson.dumps({"error": body})
-        if len(data) <= MAX_BODY:
+        facts = ErrorFacts(error.status, shown, error.kind, param, error.code, request_id)
+        made = shaped(facts, path)
+        if len(orjson.dumps(made)) <= MAX_BODY:
             break
-    return data
+    return made
 
 
 def clean(text: str) -> str:

@@ -1,11 +1,13 @@
 """One HTTP exchange: what has been sent to the client, and whether it is still there."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Generator
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
 
+from trtllm_lite.runtime.server.error_shapes import is_anthropic
 from trtllm_lite.runtime.server.errors import ApiError, ClientGoneError, error_body
 
 T = TypeVar("T")
@@ -35,12 +37,12 @@ class Exchange:
     async def reply(self, body: bytes, *, status: int = 200) -> None:
         """A whole JSON response."""
         length = (b"content-length", str(len(body)).encode())
-        await self._start(status, [JSON_TYPE, length])
+        await self.start(status, [JSON_TYPE, length])
         await self.write(body, last=True)
 
     async def start_events(self) -> None:
         """200 and the headers of a stream of events."""
-        await self._start(200, list(EVENT_HEADERS))
+        await self.start(200, list(EVENT_HEADERS))
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """More of the body."""
@@ -48,8 +50,11 @@ class Exchange:
         await self._put({"type": "http.response.body", "body": data, "more_body": not last})
 
     async def end_with_error(self, error: ApiError) -> None:
-        """The last event of a stream that cannot go on."""
-        await self.write(frame(error_body(error)), last=True)
+        """The last event of a stream that cannot go on, where nobody knows what came before."""
+        path = self.scope["path"]
+        # Clients of Anthropic's API look at names alone, those of OpenAI's at none.
+        name = b"event: error\n" if is_anthropic(path) else b""
+        await self.write(name + frame(error_body(error, path)), last=True)
 
     async def while_connected(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, which is cancelled when the client leaves before the response is
@@ -70,19 +75,44 @@ class Exchange:
         while (await self.receive())["type"] != "http.disconnect":
             continue
 
-    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    async def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """Status and headers of a response whose body is written piece by piece."""
         self.started = True
         await self._put({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _put(self, message: Message) -> None:
         try:
+            steps = self._send(message).__await__()
+            try:
+                waits_for = next(steps)
+            except StopIteration:
+                # The usual case, in which a timer would cost more than the rest.
+                return
             async with asyncio.timeout(self._stall_seconds):
-                await self._send(message)
+                await _Begun(steps, waits_for)
         except TimeoutError:
             raise ClientGoneError from None
         except OSError:
             # How servers say that the connection is closed (ASGI 2.4).
             raise ClientGoneError from None
+
+
+class _Begun:
+    """The rest of a coroutine whose first step has been taken, and waits for something."""
+
+    def __init__(self, steps: Generator[Any, Any, None], waits_for: Any) -> None:
+        self._steps = steps
+        self._waits_for = waits_for
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        try:
+            yield self._waits_for
+        except BaseException as error:
+            # A cancelled wait is one inside the coroutine, which ends it there.
+            with suppress(StopIteration):
+                self._steps.throw(error)
+            raise
+        yield from self._steps
 
 
 def frame(data: bytes) -> bytes:

@@ -22,11 +22,13 @@ from trtllm_lite.runtime.server.errors import (
     deadline_passed,
     from_exception,
 )
-from trtllm_lite.runtime.server.exchange import DONE, KEEP_ALIVE, Exchange, frame
+from trtllm_lite.runtime.server.event_form import DATA_ONLY, EventForm
+from trtllm_lite.runtime.server.exchange import KEEP_ALIVE, Exchange
 from trtllm_lite.runtime.server.metrics import Metrics, Outcome
 from trtllm_lite.runtime.server.replies import Reply, check_ended_well
 from trtllm_lite.runtime.server.runs import Run
 from trtllm_lite.runtime.server.service import Served, Service
+from trtllm_lite.runtime.server.tracing import Operation, RequestTrace
 
 _log = logging.getLogger(__name__)
 
@@ -48,8 +50,11 @@ class Plan:
 class GenerationRoute(ABC):
     """An ASGI endpoint that answers with generated text."""
 
+    operation: ClassVar[Operation] = "chat"
     renames: ClassVar[Mapping[str, str]] = {}
     """Names of fields in this route by the engine's names for them."""
+    events: ClassVar[EventForm] = DATA_ONLY
+    """How its streams are written."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -61,15 +66,22 @@ class GenerationRoute(ABC):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
         exchange = Exchange(scope, receive, send, service.config.stall_seconds)
-        try:
-            service.check_open()
-            plan = await self._checked(scope, receive)
-            service.check_open()
-            with service.admission.admitted(plan.sequences):
-                await exchange.while_connected(_Serving(service, exchange, plan, self).run())
-        except ClientGoneError:
-            # Nobody is left to be answered.
-            return
+        with service.tracer.request(self.operation, scope) as trace:
+            try:
+                await self._answer(exchange, trace)
+            except ClientGoneError:
+                # Nobody is left to be answered.
+                trace.abandoned()
+
+    async def _answer(self, exchange: Exchange, trace: RequestTrace) -> None:
+        service = self._service
+        service.check_open()
+        plan = await self._checked(exchange.scope, exchange.receive)
+        trace.planned(plan.served.name, plan.asks[0].params, stream=plan.stream)
+        service.check_open()
+        with service.queue_of(plan.served).admitted(plan.sequences):
+            serving = _Serving(service, exchange, plan, self, trace)
+            await exchange.while_connected(serving.run())
 
     async def _checked(self, scope: Scope, receive: Receive) -> Plan:
         try:
@@ -86,18 +98,30 @@ class GenerationRoute(ABC):
 class _Account:
     """What becomes of one request: its outcome is counted once, if it was accepted."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, model: str, trace: RequestTrace) -> None:
         self._metrics = metrics
+        self._model = metrics.of(model)
+        self._trace = trace
         self._open = False
+        self._begun: set[int] = set()
 
     def accept(self) -> None:
         self._open = True
-        self._metrics.accepted()
+        self._model.accepted()
+
+    def saw(self, prompt: int, output: RequestOutput) -> None:
+        """A result: the first of a prompt that has a token counts, and the last."""
+        if prompt not in self._begun and output.metrics.first_token_time is not None:
+            self._begun.add(prompt)
+            self._model.first_token(output.metrics)
+        if output.finished:
+            self._model.finished(output)
+            self._trace.took(output)
 
     def end(self, outcome: Outcome) -> None:
         if self._open:
             self._open = False
-            self._metrics.ended(outcome)
+            self._model.ended(outcome)
 
     def refuse(self, reason: str) -> None:
         """Only if it was never accepted."""
@@ -109,13 +133,19 @@ class _Serving:
     """One admitted request, from the engine to the last byte."""
 
     def __init__(
-        self, service: Service, exchange: Exchange, plan: Plan, route: GenerationRoute
+        self,
+        service: Service,
+        exchange: Exchange,
+        plan: Plan,
+        route: GenerationRoute,
+        trace: RequestTrace,
     ) -> None:
         self._service = service
         self._exchange = exchange
         self._plan = plan
         self._route = route
-        self._account = _Account(service.metrics)
+        self._trace = trace
+        self._account = _Account(service.metrics, plan.served.card.names[0], trace)
         self._finished: dict[int, RequestOutput] = {}
 
     async def run(self) -> None:
@@ -132,9 +162,6 @@ class _Serving:
             await self._fail(deadline_passed(limit))
         except Exception as error:
             await self._fail_with(error)
-        finally:
-            for output in self._finished.values():
-                self._service.metrics.observe(output)
 
     async def _fail_with(self, error: Exception) -> None:
         if isinstance(error, EngineDeadError) and self._service.phase != "draining":
@@ -147,9 +174,10 @@ class _Serving:
     async def _fail(self, error: ApiError) -> None:
         self._account.refuse("invalid" if error.status < 500 else "failed")
         self._account.end("failed")
+        self._trace.failed(error)
         if not self._exchange.started:
             raise error
-        await self._exchange.end_with_error(error)
+        await self._exchange.write(self._events(self._plan.reply.failure(error)), last=True)
 
     async def _answer(self) -> None:
         plan = self._plan
@@ -184,15 +212,16 @@ class _Serving:
                     await exchange.start_events()
                     chunks = [*reply.opening(), *chunks]
                 if chunks or item is None:
-                    await exchange.write(_frames(chunks) if chunks else KEEP_ALIVE)
+                    await exchange.write(self._events(chunks) if chunks else KEEP_ALIVE)
         self._account.end("finished")
-        await exchange.write(_frames(reply.closing()) + DONE, last=True)
+        end = self._events(reply.closing()) + self._route.events.end
+        await exchange.write(end, last=True)
 
     def _take(self, prompt: int, output: RequestOutput) -> None:
+        self._account.saw(prompt, output)
         if output.finished:
             self._finished[prompt] = output
         check_ended_well(output)
 
-
-def _frames(chunks: Iterable[dict[str, Any]]) -> bytes:
-    return b"".join(frame(orjson.dumps(chunk)) for chunk in chunks)
+    def _events(self, parts: Iterable[dict[str, Any]]) -> bytes:
+        return self._route.events.frames(parts)

@@ -49,6 +49,5 @@ class HealthRoutes:
         return json_response({"version": self._version, "python": python})
 
     async def metrics(self, request: Request) -> Response:
-        """Prometheus text."""
-        text = self._service.metrics.text(await self._service.stats())
-        return Response(text, headers={"content-type": CONTENT_TYPE})
+        """Prometheus text, also while loading. Waits for nothing."""
+        return Response(self._service.metrics.text(), headers={"content-type": CONTENT_TYPE})

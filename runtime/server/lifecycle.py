@@ -5,20 +5,28 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
+from functools import partial
+from typing import Any, TypeVar
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from trtllm_lite.runtime.async_engine import AsyncLLM
 from trtllm_lite.runtime.errors import EngineDeadError
 from trtllm_lite.runtime.server.app import create_app
+from trtllm_lite.runtime.server.metrics import Metrics
+from trtllm_lite.runtime.server.overflow import Overflow
+from trtllm_lite.runtime.server.request_log import RequestLog
 from trtllm_lite.runtime.server.service import Loading, ModelCard, Service
-from trtllm_lite.runtime.server.settings import ServerConfig
-from trtllm_lite.runtime.server.timers import timed_protocol
+from trtllm_lite.runtime.server.settings import Limits, ServerConfig
+from trtllm_lite.runtime.server.timers import ConnectionRules, ruled_protocol
+from trtllm_lite.runtime.server.tracing import Tracer
 
-Loader = Callable[["LoadProgress"], tuple[AsyncLLM, ModelCard]]
+Model = tuple[AsyncLLM, ModelCard]
+Loader = Callable[["LoadProgress"], Model]
+T = TypeVar("T")
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 WATCH_SECONDS = 5.0
@@ -29,21 +37,29 @@ _log = logging.getLogger(__name__)
 
 
 class LoadProgress:
-    """A `Progress` that keeps what the routes tell of loading."""
+    """A `Progress` that keeps what the routes tell of loading the model that comes after `before`
+    of `models` in all."""
 
-    def __init__(self, loading: Loading) -> None:
+    def __init__(self, loading: Loading, before: int = 0, models: int = 1) -> None:
         self._loading = loading
+        self._before = before
+        self._models = models
+        self.step("open the bundle")
 
     def step(self, name: str) -> None:
-        self._loading.percent = 0
-        self._loading.step = name
+        several = f"model {self._before + 1} of {self._models}: " if self._models > 1 else ""
+        self._loading.step = f"{several}{name}"
+        self._tell(0)
 
     def advance(self, done: int, total: int, unit: str) -> None:
         if total > 0:
-            self._loading.percent = min(100, 100 * done // total)
+            self._tell(min(100, 100 * done // total))
 
     def note(self, text: str) -> None:
         """Nothing that a client of the server needs."""
+
+    def _tell(self, percent: int) -> None:
+        self._loading.percent = (100 * self._before + percent) // self._models
 
 
 class Stops:
@@ -58,8 +74,8 @@ class Stops:
 
 
 class Server:
-    """Runs one `Service` behind HTTP. `load` opens the model, in a thread of its own; `announce`
-    is told when requests are taken."""
+    """Runs one `Service` behind HTTP. `load` opens the model, in a thread of its own, and `others`
+    further ones after it, in order; `announce` is told when requests are taken."""
 
     def __init__(
         self,
@@ -67,11 +83,14 @@ class Server:
         load: Loader,
         announce: Callable[[Service], None],
         version: str,
+        tracer: Tracer | None = None,
+        others: Sequence[Loader] = (),
     ) -> None:
         self._config = config
-        self._load = load
+        self._loads = (load, *others)
         self._announce = announce
         self._version = version
+        self._tracer = tracer
         self.stops: Stops | None = None
         self.left_behind = False
         """Set when `run` ended while a thread was at work that cannot be interrupted: loading,
@@ -81,9 +100,10 @@ class Server:
         """Serve on a bound socket until told to stop. Returns the exit code: 0, or 1 when running
         requests had to be aborted. Raises what loading raises, and EngineDeadError."""
         self.stops = stops = Stops()
-        service = Service(self._config)
-        http = _http_server(service, self._version)
-        with _signals(stops):
+        service = Service(self._config, tracer=self._tracer)
+        app = create_app(service, self._version)
+        http = http_server(app, self._config.limits, service.metrics)
+        with stop_signals(stops):
             serving = asyncio.ensure_future(http.serve(sockets=[sock]))
             try:
                 return await self._live(service, stops, serving)
@@ -92,48 +112,69 @@ class Server:
                 await serving
 
     async def _live(self, service: Service, stops: Stops, serving: "asyncio.Future[None]") -> int:
-        loading = self._start_loading(service)
-        await _first_of([loading, serving], [stops.first])
-        if not loading.done():
+        models = await self._loaded(service, stops, serving)
+        if models is None:
             self.left_behind = True
             return 0
-        llm, card = await loading
-        service.ready(llm, card)
-        watching = asyncio.ensure_future(_watch(service, llm))
+        engines = [llm for llm, _ in models]
+        watching = [asyncio.ensure_future(_watch(service, llm)) for llm in engines]
         try:
+            for llm, card in models:
+                service.ready(llm, card)
             self._announce(service)
-            await _first_of([serving], [stops.first, service.died])
+            await first_of([serving], [stops.first, service.died])
             if service.died.is_set():
                 raise EngineDeadError(service.reason)
-            return await _drain(service, stops, llm)
+            return await _drain(service, stops, engines)
         finally:
-            watching.cancel()
-            self.left_behind |= not await _close(llm)
+            for watch in watching:
+                watch.cancel()
+            self.left_behind |= not await _close(engines)
 
-    def _start_loading(self, service: Service) -> "asyncio.Future[tuple[AsyncLLM, ModelCard]]":
-        """A thread that the end of the program does not wait for: loading cannot be interrupted."""
-        loop = asyncio.get_running_loop()
-        result: asyncio.Future[tuple[AsyncLLM, ModelCard]] = loop.create_future()
+    async def _loaded(
+        self, service: Service, stops: Stops, serving: "asyncio.Future[None]"
+    ) -> list[Model] | None:
+        """All models, one after the other: each finds what memory those before it have left. None
+        when told to stop meanwhile."""
+        models: list[Model] = []
+        async with AsyncExitStack() as opened:
+            for before, load in enumerate(self._loads):
+                progress = LoadProgress(service.loading, before, len(self._loads))
+                loading = in_thread(partial(load, progress))
+                await first_of([loading, serving], [stops.first])
+                if not loading.done():
+                    return None
+                models.append(await loading)
+                opened.push_async_callback(_close, [models[-1][0]])
+            opened.pop_all()
+        return models
 
-        def settle(value: Any, error: BaseException | None) -> None:
-            if result.done():
-                return
-            if error is None:
-                result.set_result(value)
-            else:
-                result.set_exception(error)
 
-        def work() -> None:
-            value, failure = None, None
-            try:
-                value = self._load(LoadProgress(service.loading))
-            except Exception as error:
-                failure = error
-            with suppress(RuntimeError):  # the loop has ended before the loading
-                loop.call_soon_threadsafe(settle, value, failure)
+def in_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
+    """Its result, from a thread that the end of the program does not wait for: loading cannot be
+    interrupted."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
 
-        threading.Thread(target=work, name="trtllm-lite-load", daemon=True).start()
-        return result
+    def settle(value: Any, error: BaseException | None) -> None:
+        if result.done():
+            return
+        if error is None:
+            result.set_result(value)
+        else:
+            result.set_exception(error)
+
+    def run() -> None:
+        value, failure = None, None
+        try:
+            value = work()
+        except Exception as error:
+            failure = error
+        with suppress(RuntimeError):  # the loop has ended before the loading
+            loop.call_soon_threadsafe(settle, value, failure)
+
+    threading.Thread(target=run, name="trtllm-lite-load", daemon=True).start()
+    return result
 
 
 async def _watch(service: Service, llm: AsyncLLM) -> None:
@@ -152,30 +193,32 @@ async def _watch(service: Service, llm: AsyncLLM) -> None:
         await asyncio.sleep(min(seconds, WATCH_SECONDS))
 
 
-async def _drain(service: Service, stops: Stops, llm: AsyncLLM) -> int:
+async def _drain(service: Service, stops: Stops, engines: Sequence[AsyncLLM]) -> int:
     """Let what runs end, up to the drain timeout or the second signal; abort the rest."""
     service.drain()
-    admission, seconds = service.admission, service.config.drain_timeout
-    await _first_of([], [admission.empty, stops.second], seconds)
-    if not admission.requests:
+    inside, seconds = service.admission, service.config.drain_timeout
+    await first_of([], [inside.empty, stops.second], seconds)
+    if not inside.requests:
         return 0
-    _log.warning("%d requests are aborted", admission.requests)
-    await _close(llm)
-    await _first_of([], [admission.empty], LAST_WORDS_SECONDS)
+    _log.warning("%d requests are aborted", inside.requests)
+    await _close(engines)
+    await first_of([], [inside.empty], LAST_WORDS_SECONDS)
     return 1
 
 
-async def _close(llm: AsyncLLM) -> bool:
-    """Close the engine. False when a step that hangs keeps it."""
-    try:
-        await asyncio.wait_for(llm.close(), LAST_WORDS_SECONDS)
-    except TimeoutError:
+async def _close(engines: Sequence[AsyncLLM]) -> bool:
+    """Close all engines. False when a step that hangs keeps one of them."""
+    closing = [asyncio.ensure_future(llm.close()) for llm in engines]
+    closed, hanging = await asyncio.wait(closing, timeout=LAST_WORDS_SECONDS)
+    for future in hanging:
+        future.cancel()
+    await asyncio.gather(*closed)
+    if hanging:
         _log.error("the engine does not end its step")
-        return False
-    return True
+    return not hanging
 
 
-async def _first_of(
+async def first_of(
     futures: Iterable["asyncio.Future[Any]"],
     events: Iterable[asyncio.Event],
     seconds: float | None = None,
@@ -198,12 +241,14 @@ class _Http(uvicorn.Server):
         yield
 
 
-def _http_server(service: Service, version: str) -> _Http:
-    limits = service.config.limits
+def http_server(app: ASGIApp, limits: Limits, metrics: Metrics) -> _Http:
+    """Serves an application under the limits; signals are not its business."""
+    overflow = RequestLog(Overflow(limits.connections, metrics), limits.headers)
+    rules = ConnectionRules(limits.header_seconds, limits.connections, overflow)
     return _Http(
         uvicorn.Config(
-            create_app(service, version),
-            http=timed_protocol(limits.header_seconds),
+            app,
+            http=ruled_protocol(rules),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -217,7 +262,7 @@ def _http_server(service: Service, version: str) -> _Http:
 
 
 @contextmanager
-def _signals(stops: Stops) -> Iterator[None]:
+def stop_signals(stops: Stops) -> Iterator[None]:
     """Signals tell `stops`, where this is the main thread; afterwards they do what they did."""
     if threading.current_thread() is not threading.main_thread():
         yield

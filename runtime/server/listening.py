@@ -4,6 +4,7 @@ import errno
 import socket
 
 from trtllm_lite.runtime.errors import TrtllmLiteError
+from trtllm_lite.runtime.server.port_holder import holder_of
 
 BACKLOG = 2048
 
@@ -37,7 +38,8 @@ def url_of(sock: socket.socket) -> str:
 
 def _problem(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} of {host} is in use; stop what holds it, or choose another --port"
+        holder = holder_of(port) or "another process"
+        return f"port {port} of {host} is in use by {holder}; stop it, or choose another --port"
     if error.errno == errno.EACCES:
         return f"port {port} of {host} is not allowed for this user; choose --port 1024 or higher"
     return f"cannot listen on {host} port {port}: {error.strerror}"

@@ -10,7 +10,7 @@ from typing import Literal, TextIO
 from trtllm_lite.runtime.server.request_log import ACCESS
 
 LogFormat = Literal["text", "json"]
-_ROOTS = ("trtllm_lite", "uvicorn.error")
+_ROOTS = ("trtllm_lite", "uvicorn.error", "opentelemetry")
 """Of uvicorn only what is wrong: its own access log and start-up lines are ours to write."""
 
 

@@ -1,124 +1,178 @@
 """The server's numbers for Prometheus, in a registry of their own. Reading them changes nothing."""
 
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from trtllm_lite.runtime.engine import EngineStats
-from trtllm_lite.runtime.outputs import RequestOutput
+from trtllm_lite import __version__
+from trtllm_lite.runtime.outputs import RequestMetrics, RequestOutput
+from trtllm_lite.runtime.server.engine_metrics import MODEL, PREFIX, EngineCollector, Watched
+from trtllm_lite.runtime.server.metric_aliases import vllm_families
+from trtllm_lite.runtime.server.model_metrics import ModelCollector
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-PREFIX = "trtllm_lite_"
 
 Outcome = Literal["finished", "aborted", "failed"]
+MetricsAlias = Literal["vllm"]
 OUTCOMES: tuple[Outcome, ...] = ("finished", "aborted", "failed")
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
-_TOKEN_BUCKETS = _SHORT
 _TIME_BUCKETS = (*_SHORT, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-
-_GAUGES = (
-    ("requests_waiting", "Sequences that wait for a slot.", "waiting"),
-    ("requests_running", "Sequences that have a slot.", "running"),
-    ("kv_slots_used", "KV cache slots in use.", "slots_used"),
-    ("kv_slots_total", "KV cache slots.", "slots_total"),
-    ("kv_tokens_used", "Tokens in the KV cache of running sequences.", "kv_tokens_used"),
-    ("kv_tokens_total", "Tokens that all running sequences may hold together.", "kv_tokens_total"),
-    ("prefix_store_bytes", "Bytes of prefixes kept for reuse.", "prefix_store_bytes"),
-)
-_COUNTERS = (
-    ("prefix_hit_tokens", "Prompt tokens taken from kept prefixes.", "prefix_hit_tokens"),
-    ("preemptions", "Times that a sequence lost its slot to others.", "preemptions"),
-    ("steps", "Engine steps.", "steps"),
-    ("draft_tokens", "Tokens guessed and checked.", "draft_tokens"),
-    ("accepted_draft_tokens", "Guessed tokens that were right.", "accepted_tokens"),
-)
+_COUNT_BUCKETS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
 
 
 class Metrics:
-    """Counts what happens to requests. Invariant: `accepted` is the sum of the three outcomes and
-    of the requests that are on their way."""
+    """Everything that is told of one server. `alias`: whose names the numbers have beside ours;
+    `queue_limit`: sequences that may wait."""
 
-    def __init__(self) -> None:
+    def __init__(self, alias: MetricsAlias | None = None, queue_limit: int = 0) -> None:
         self.registry = CollectorRegistry()
-        self._engine = _EngineNumbers()
-        self.registry.register(self._engine)
-        self._accepted = self._counter("requests_accepted", "Requests given to the engine.")
-        self._outcomes = {
-            "finished": self._counter("requests_finished", "Requests answered to their end."),
-            "aborted": self._counter("requests_aborted", "Requests whose client left."),
-            "failed": self._counter("requests_failed", "Requests that ended with an error."),
-        }
-        self._rejected = self._counter("requests_rejected", "Requests not accepted.", "reason")
-        self._ended = self._counter("choices_finished", "Choices that have ended.", "reason")
-        self._prompt = self._counter("prompt_tokens", "Prompt tokens of ended requests.")
-        self._generated = self._counter("generation_tokens", "Tokens made for ended requests.")
-        self._ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token.")
-        self._tpot = self._histogram(
-            "inter_token_latency_seconds", "Mean time per token after the first.", _TOKEN_BUCKETS
+        self._alias = alias
+        self._engines = EngineCollector()
+        self._facts = ModelCollector(__version__)
+        self.registry.register(self._facts)
+        self.registry.register(self._engines)
+        limit = Gauge(
+            PREFIX + "queue_limit", "Sequences that may wait for a slot.", registry=self.registry
         )
-        self._queue = self._histogram("request_queue_time_seconds", "Arrival to first slot.")
-        self._total = self._histogram("e2e_request_latency_seconds", "Arrival to last token.")
+        limit.set(queue_limit)
+        self._rejected = _counter(self.registry, "requests_rejected", "Not accepted.", "reason")
+        self._families = _Families.new(self.registry)
+        self._models: dict[str, ModelMetrics] = {}
 
-    def accepted(self) -> None:
-        """A request is the engine's now."""
-        self._accepted.inc()
+    def watch(self, model: str, fingerprint: str, facts: Mapping[str, Any], llm: Watched) -> None:
+        """Tell of this model too. `facts`: see ModelCollector."""
+        self._facts.add(model, fingerprint, facts)
+        self._engines.watch(model, llm)
+        self.of(model)
 
-    def ended(self, outcome: Outcome) -> None:
-        """An accepted request has ended, and how."""
-        self._outcomes[outcome].inc()
+    def of(self, model: str) -> "ModelMetrics":
+        """Where the requests of a model are counted."""
+        if model not in self._models:
+            self._models[model] = ModelMetrics(self._families, model)
+        return self._models[model]
 
     def rejected(self, reason: str) -> None:
         """A request was not accepted. Reasons are names from the code, never text of clients."""
         self._rejected.labels(reason).inc()
 
-    def observe(self, output: RequestOutput) -> None:
-        """The times and tokens of one prompt that has run to its end."""
-        self._prompt.inc(len(output.prompt_token_ids))
+    def text(self) -> bytes:
+        """The exposition. Waits for no engine: their numbers are those after their last step."""
+        families = list(self.registry.collect())
+        if self._alias == "vllm":
+            families += vllm_families(families)
+        return generate_latest(_Collected(families))
+
+
+class ModelMetrics:
+    """Counts what happens to the requests of one model. Invariant: `accepted` is the sum of the
+    three outcomes and of the requests in flight."""
+
+    def __init__(self, families: "_Families", model: str) -> None:
+        self._accepted = families.accepted.labels(model)
+        self._in_flight = families.in_flight.labels(model)
+        self._outcomes = {name: c.labels(model) for name, c in families.outcomes.items()}
+        self._times = {name: h.labels(model) for name, h in families.times.items()}
+        self._prompt = families.prompt.labels(model)
+        self._generated = families.generated.labels(model)
+
+    def accepted(self) -> None:
+        """A request is the engine's now."""
+        self._accepted.inc()
+        self._in_flight.inc()
+
+    def ended(self, outcome: Outcome) -> None:
+        """An accepted request has ended, and how."""
+        self._in_flight.dec()
+        self._outcomes[outcome].inc()
+
+    def first_token(self, times: RequestMetrics) -> None:
+        """A prompt has its first token."""
+        self._observe("time_to_first_token", times.ttft)
+        self._observe("request_queue_time", times.queue_time)
+
+    def finished(self, output: RequestOutput) -> None:
+        """A prompt has run to its end, well or not."""
+        self._prompt.observe(len(output.prompt_token_ids))
         for choice in output.outputs:
-            self._generated.inc(len(choice.token_ids))
-            self._ended.labels(choice.finish_reason or "abort").inc()
+            self._generated.observe(len(choice.token_ids))
         times = output.metrics
-        total = None
-        if times.finished_time is not None:
-            total = times.finished_time - times.arrival_time
-        pairs = (
-            (self._ttft, times.ttft),
-            (self._tpot, times.tpot),
-            (self._queue, times.queue_time),
-            (self._total, total),
+        end, first, begin = times.finished_time, times.first_token_time, times.first_scheduled_time
+        self._observe("request_time_per_output_token", times.tpot)
+        self._observe("e2e_request_latency", _between(times.arrival_time, end))
+        self._observe("request_inference_time", _between(begin, end))
+        self._observe("request_prefill_time", _between(begin, first))
+        self._observe("request_decode_time", _between(first, end))
+
+    def _observe(self, name: str, seconds: float | None) -> None:
+        if seconds is not None:
+            self._times[name].observe(seconds)
+
+
+_TIMES = (
+    ("time_to_first_token", "Arrival to first token."),
+    ("request_queue_time", "Arrival to first slot."),
+    ("request_time_per_output_token", "Mean time per token after the first, of a request."),
+    ("e2e_request_latency", "Arrival to last token."),
+    ("request_inference_time", "First slot to last token."),
+    ("request_prefill_time", "First slot to first token."),
+    ("request_decode_time", "First to last token."),
+)
+
+
+@dataclass(frozen=True)
+class _Families:
+    """All that a model's requests are counted in."""
+
+    accepted: Counter
+    in_flight: Gauge
+    outcomes: Mapping[Outcome, Counter]
+    times: Mapping[str, Histogram]
+    prompt: Histogram
+    generated: Histogram
+
+    @classmethod
+    def new(cls, registry: CollectorRegistry) -> "_Families":
+        def counter(name: str, text: str) -> Counter:
+            return _counter(registry, name, text, MODEL)
+
+        def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
+            return Histogram(PREFIX + name, text, (MODEL,), registry=registry, buckets=buckets)
+
+        return cls(
+            accepted=counter("requests_accepted", "Requests given to the engine."),
+            in_flight=Gauge(
+                PREFIX + "requests_in_flight", "Accepted, not ended.", (MODEL,), registry=registry
+            ),
+            outcomes={
+                "finished": counter("requests_finished", "Requests answered to their end."),
+                "aborted": counter("requests_aborted", "Requests whose client left."),
+                "failed": counter("requests_failed", "Requests that ended with an error."),
+            },
+            times={n: histogram(f"{n}_seconds", text, _TIME_BUCKETS) for n, text in _TIMES},
+            prompt=histogram("request_prompt_tokens", "Tokens of a prompt.", _COUNT_BUCKETS),
+            generated=histogram(
+                "request_generation_tokens", "Tokens of a choice that has ended.", _COUNT_BUCKETS
+            ),
         )
-        for histogram, value in pairs:
-            if value is not None:
-                histogram.observe(value)
-
-    def text(self, stats: EngineStats | None) -> bytes:
-        """The exposition, with the engine's numbers as `stats` has them; None: as last time."""
-        if stats is not None:
-            self._engine.stats = stats
-        return generate_latest(self.registry)
-
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(PREFIX + name, text, labels, registry=self.registry)
-
-    def _histogram(
-        self, name: str, text: str, buckets: tuple[float, ...] = _TIME_BUCKETS
-    ) -> Histogram:
-        return Histogram(PREFIX + name, text, registry=self.registry, buckets=buckets)
 
 
-class _EngineNumbers(Collector):
-    """One look at the engine; nothing before the first."""
+def _counter(registry: CollectorRegistry, name: str, text: str, label: str) -> Counter:
+    return Counter(PREFIX + name, text, (label,), registry=registry)
 
-    def __init__(self) -> None:
-        self.stats: EngineStats | None = None
 
-    def collect(self) -> Iterator[Metric]:
-        if self.stats is None:
-            return
-        for name, text, field in _GAUGES:
-            yield GaugeMetricFamily(PREFIX + name, text, value=getattr(self.stats, field))
-        for name, text, field in _COUNTERS:
-            yield CounterMetricFamily(PREFIX + name, text, value=getattr(self.stats, field))
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else end - start
+
+
+class _Collected(Collector):
+    """Families that have been collected already."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families

@@ -1,4 +1,5 @@
-"""The playground's files, read once: `/` and `/static/NAME`. Nothing else of the disk is served."""
+"""Static files, read once: the playground (`/` and `/static/NAME`) and the API's description
+(`/docs` and `/docs/NAME`). Nothing else of the disk is served."""
 
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from starlette.routing import BaseRoute, Route
 from trtllm_lite.runtime.server.errors import ApiError
 
 FOLDER = Path(__file__).resolve().parent / "static"
+DOCS = FOLDER.parent / "docs_page"
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -16,11 +18,11 @@ _TYPES = {
     ".svg": "image/svg+xml",
 }
 _INDEX = "index.html"
+_POLICY = (
+    "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "object-src 'none'"
+)
 _HEADERS = {
-    "content-security-policy": (
-        "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-        "object-src 'none'"
-    ),
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
@@ -28,15 +30,23 @@ _HEADERS = {
 
 
 class Pages:
-    """Static files by their path. They hold no secrets, so they need no API key: the page has a
-    field for it."""
+    """The files of one folder by their path: below `prefix`, its page at `index`. They hold no
+    secrets, so they need no API key: the page has a field for it. `policy`: directives of the
+    content security policy beside those of all pages."""
 
-    def __init__(self, folder: Path = FOLDER) -> None:
+    def __init__(
+        self,
+        folder: Path = FOLDER,
+        prefix: str = "/static",
+        index: str = "/",
+        policy: tuple[str, ...] = (),
+    ) -> None:
         files = sorted(f for f in folder.glob("*") if f.suffix in _TYPES) if folder.is_dir() else []
-        self._files = {f"/static/{f.name}": (f.read_bytes(), _TYPES[f.suffix]) for f in files}
-        index = self._files.pop(f"/static/{_INDEX}", None)
-        if index is not None:
-            self._files["/"] = index
+        self._files = {f"{prefix}/{f.name}": (f.read_bytes(), _TYPES[f.suffix]) for f in files}
+        self._headers = {**_HEADERS, "content-security-policy": "; ".join((_POLICY, *policy))}
+        page = self._files.pop(f"{prefix}/{_INDEX}", None)
+        if page is not None:
+            self._files[index] = page
 
     @property
     def paths(self) -> frozenset[str]:
@@ -52,4 +62,9 @@ class Pages:
         if found is None:
             raise ApiError(404, "there is no such page", code="not_found")
         body, kind = found
-        return Response(body, headers={**_HEADERS, "content-type": kind})
+        return Response(body, headers={**self._headers, "content-type": kind})
+
+
+def all_pages() -> tuple[Pages, ...]:
+    """The playground and the API's description, whose styles hold their pictures inside."""
+    return Pages(), Pages(DOCS, "/docs", "/docs", ("img-src 'self' data:",))

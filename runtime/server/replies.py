@@ -1,17 +1,21 @@
 """What the two kinds of completions have in common: usage, endings, and the shape of an answer."""
 
+import re
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from trtllm_lite.runtime.outputs import CompletionOutput, Logprob, RequestOutput
-from trtllm_lite.runtime.server.errors import server_error, unavailable
+from trtllm_lite.runtime.server.errors import ApiError, server_error, unavailable
 from trtllm_lite.runtime.server.protocol.common import Sampling
 from trtllm_lite.runtime.server.service import Served
 
 Tokens = Sequence[Mapping[int, Logprob] | None]
+MEMORY_RETRY_SECONDS = 5
+_NO_MEMORY = re.compile(r"\bMemoryError\b|\bbad_alloc\b|Failed to allocate memory")
+"""In the message of a step that failed: Python's, C++'s and ONNX Runtime's words for it."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,9 @@ class Reply(Protocol):
     def closing(self) -> list[dict[str, Any]]:
         """What comes after all results."""
 
+    def failure(self, error: ApiError) -> list[dict[str, Any]]:
+        """What comes last in a stream that cannot go on."""
+
 
 def usage(outputs: Iterable[RequestOutput], *, scored_only: bool = False) -> dict[str, Any]:
     """Token counts over all prompts. `scored_only`: nothing was asked to be generated."""
@@ -88,6 +95,9 @@ def usage(outputs: Iterable[RequestOutput], *, scored_only: bool = False) -> dic
 def check_ended_well(output: RequestOutput) -> None:
     """Raises ApiError for a result that no client should take for an answer."""
     for choice in output.outputs:
+        if choice.finish_reason == "error" and _NO_MEMORY.search(choice.error or ""):
+            message = "there is no memory for the request now"
+            raise unavailable(message, "out_of_memory", MEMORY_RETRY_SECONDS)
         if choice.finish_reason == "error":
             raise server_error(choice.error or "the engine could not finish the request")
         if choice.finish_reason == "abort":
@@ -108,14 +118,15 @@ def likeliest(entry: Mapping[int, Logprob], count: int) -> list[Logprob]:
 
 class ScoreCursor:
     """Which logprobs of which choice have been sent. A choice is a pair of numbers: its prompt's
-    and its own."""
+    and its own. `scored`: which of a choice's tokens are told at all."""
 
-    def __init__(self) -> None:
+    def __init__(self, scored: Callable[[CompletionOutput], Tokens] = scored_tokens) -> None:
+        self._scored = scored
         self._sent: dict[tuple[int, int], int] = {}
 
     def new(self, prompt: int, choice: CompletionOutput) -> Tokens:
         """Those that have not, which are sent hereby."""
-        tokens, key = scored_tokens(choice), (prompt, choice.index)
+        tokens, key = self._scored(choice), (prompt, choice.index)
         start = self._sent.get(key, 0)
         self._sent[key] = max(start, len(tokens))
         return tokens[start:]

@@ -8,6 +8,7 @@ import uuid
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from trtllm_lite.runtime.server.error_shapes import is_anthropic
 from trtllm_lite.runtime.server.errors import ApiError, from_exception
 from trtllm_lite.runtime.server.responses import error_response
 
@@ -49,7 +50,7 @@ class RequestLog:
                 _log.error("request %s failed", seen.request_id, exc_info=error)
             if seen.status is not None:
                 raise
-            await error_response(from_exception(error))(scope, receive, seen.send)
+            await error_response(from_exception(error), scope)(scope, receive, seen.send)
 
 
 def _is_ambiguous(headers: Headers) -> bool:
@@ -64,6 +65,7 @@ class _Seen:
         given = Headers(scope=scope).get("x-request-id", "")
         self.request_id = given if _ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
         self.status: int | None = None
+        scope.setdefault("state", {})["request_id"] = self.request_id
         self._scope = scope
         self._send = send
         self._start = time.monotonic()
@@ -73,6 +75,8 @@ class _Seen:
             self.status = message["status"]
             headers = MutableHeaders(raw=list(message.get("headers", ())))
             headers["x-request-id"] = self.request_id
+            if is_anthropic(self._scope["path"]):
+                headers["request-id"] = self.request_id
             message = {**message, "headers": headers.raw}
         await self._send(message)
 

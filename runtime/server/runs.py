@@ -1,8 +1,10 @@
 """The engine's side of one HTTP request: a stream for each of its prompts."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from trtllm_lite.runtime.async_engine import AsyncLLM
 from trtllm_lite.runtime.errors import ContextLengthError
@@ -40,20 +42,18 @@ class Run:
 
         A reader that is slow holds up nobody: what it does not take is merged.
         """
-        queue: asyncio.Queue[Item | Exception] = asyncio.Queue(maxsize=1)
-        pumps = [asyncio.ensure_future(_pump(i, s, queue)) for i, s in enumerate(self._streams)]
-        left = len(pumps)
+        arrivals, left = _Arrivals(self._streams, beat), len(self._streams)
         try:
             while left:
-                item = await _next(queue, beat)
-                if isinstance(item, Exception):
-                    raise item
-                left -= item is not None and item[1].finished
-                yield item
+                index = await arrivals.next()
+                output = None if index is None else self._streams[index].take()
+                if index is not None and output is not None:
+                    left -= output.finished
+                    yield index, output
+                elif index is None:
+                    yield None
         finally:
-            for pump in pumps:
-                pump.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
+            arrivals.close()
 
     async def __aenter__(self) -> "Run":
         return self
@@ -86,17 +86,44 @@ class Run:
         )
 
 
-async def _pump(index: int, stream: RequestStream, queue: asyncio.Queue[Item | Exception]) -> None:
-    try:
-        async for output in stream:
-            await queue.put((index, output))
-    except Exception as error:
-        await queue.put(error)
+class _Arrivals:
+    """Which streams have something to take, first come, first served; and a sign of silence when
+    there was nothing for `beat` seconds. There is one timer, however fast results come."""
 
+    def __init__(self, streams: Sequence[RequestStream], beat: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._beat = beat
+        self._ready: deque[int] = deque()
+        self._some = asyncio.Event()
+        self._silent = False
+        self._heard = self._loop.time()
+        self._timer = self._loop.call_later(beat, self._listen)
+        for index, stream in enumerate(streams):
+            stream.on_arrival(partial(self._arrived, index))
 
-async def _next(queue: asyncio.Queue[Item | Exception], beat: float) -> Item | Exception | None:
-    try:
-        async with asyncio.timeout(beat):
-            return await queue.get()
-    except TimeoutError:
-        return None
+    async def next(self) -> int | None:
+        """The index of a stream that may have a result; None for silence."""
+        while not self._ready:
+            if self._silent:
+                self._silent = False
+                return None
+            self._some.clear()
+            await self._some.wait()
+        self._silent = False
+        self._heard = self._loop.time()
+        return self._ready.popleft()
+
+    def close(self) -> None:
+        """End the timer."""
+        self._timer.cancel()
+
+    def _arrived(self, index: int) -> None:
+        self._ready.append(index)
+        self._some.set()
+
+    def _listen(self) -> None:
+        now = self._loop.time()
+        if now >= self._heard + self._beat:
+            self._silent, self._heard = True, now
+            self._some.set()
+        self._timer = self._loop.call_at(self._heard + self._beat, self._listen)

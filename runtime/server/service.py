@@ -14,6 +14,7 @@ from trtllm_lite.runtime.server.errors import ApiError, unavailable
 from trtllm_lite.runtime.server.metrics import Metrics
 from trtllm_lite.runtime.server.parsers.formats import ToolFormat
 from trtllm_lite.runtime.server.settings import ServerConfig
+from trtllm_lite.runtime.server.tracing import NoTracer, Tracer
 
 Phase = Literal["loading", "ready", "draining", "dead"]
 
@@ -40,9 +41,14 @@ class ModelCard:
 
     def __post_init__(self) -> None:
         for name in self.names:
-            if not _NAME.fullmatch(name):
-                allowed = "letters, digits and ._:/+@-, at most 200"
-                raise UsageError(f"served model name {name[:60]!r}; allowed: {allowed}")
+            check_model_name(name)
+
+
+def check_model_name(name: str) -> None:
+    """Raises UsageError for what cannot be the name of a served model."""
+    if not _NAME.fullmatch(name):
+        allowed = "letters, digits and ._:/+@-, at most 200"
+        raise UsageError(f"served model name {name[:60]!r}; allowed: {allowed}")
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ class Served:
 @dataclass
 class Loading:
     """How far loading is: written by the thread that loads, read by the routes. The percentage is
-    that of the present step."""
+    of all models: each counts alike, and of the present one its present step."""
 
     step: str = "open the bundle"
     percent: int = 0
@@ -66,32 +72,54 @@ class Loading:
 class Service:
     """Owns the phase: loading -> ready -> draining, and dead from anywhere. For one event loop."""
 
-    def __init__(self, config: ServerConfig, metrics: Metrics | None = None) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        metrics: Metrics | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
         self.config = config
-        self.metrics = metrics or Metrics()
+        self.metrics = metrics or Metrics(config.metrics_alias, config.max_queue)
+        self.tracer = tracer or NoTracer()
         self.loading = Loading()
         self.phase: Phase = "loading"
         self.died = asyncio.Event()
         self.reason = ""
         """Why it died."""
-        self.admission = Admission(0, self.metrics)
+        self.admission = Admission(None, self.metrics)
+        """Of everybody, whatever the model."""
         self._models: dict[str, Served] = {}
-        self._cards: list[tuple[ModelCard, AsyncLLM]] = []
+        self._engines: list[Served] = []
+        self._queues: dict[str, Admission] = {}
 
     @property
     def models(self) -> list[Served]:
-        """Every name that is served, in order."""
+        """Every name that is served, in order; the first is the default."""
         return list(self._models.values())
 
+    @property
+    def engines(self) -> list[Served]:
+        """Every model once, under its usual name."""
+        return list(self._engines)
+
     def ready(self, llm: AsyncLLM, card: ModelCard) -> None:
-        """Serve a model from now on."""
+        """Serve a model, or one more, from now on. Raises UsageError for a name that is taken."""
+        taken = next((name for name in card.names if name in self._models), None)
+        if taken is not None:
+            raise UsageError(f"served model name {taken!r}: another model has it")
+        limit = llm.config.max_num_seqs + self.config.max_queue
+        queue = Admission(limit, self.metrics, within=self.admission)
         for name in card.names:
             self._models[name] = Served(name, llm, card)
-        self._cards.append((card, llm))
-        self.admission.limit += llm.config.max_num_seqs
+            self._queues[name] = queue
+        self._engines.append(self._models[card.names[0]])
+        self.metrics.watch(card.names[0], card.fingerprint, card.facts, llm)
         if self.phase == "loading":
-            self.admission.limit += self.config.max_queue
             self.phase = "ready"
+
+    def queue_of(self, served: Served) -> Admission:
+        """Of all names of that model."""
+        return self._queues[served.name]
 
     def drain(self) -> None:
         """Let nobody in any more."""
@@ -131,12 +159,15 @@ class Service:
         return served
 
     async def stats(self) -> EngineStats | None:
-        """The engine's numbers; None when it has none or is busy. Notices that it is dead."""
-        if not self._cards:
-            return None
+        """The default model's numbers; None when it has none or is busy. Notices when the engine
+        of any model is dead."""
+        found = await asyncio.gather(*(self._look(each.llm) for each in self._engines))
+        return found[0] if found else None
+
+    async def _look(self, llm: AsyncLLM) -> EngineStats | None:
         try:
             async with asyncio.timeout(STATS_SECONDS):
-                return await self._cards[0][1].stats()
+                return await llm.stats()
         except TimeoutError:
             return None
         except EngineDeadError as error:

@@ -3,6 +3,7 @@
 import hashlib
 import math
 from dataclasses import dataclass, field
+from typing import Literal
 
 from trtllm_lite.runtime.errors import UsageError
 
@@ -12,7 +13,8 @@ class Limits:
     """What a client may send. Checked before anything is allocated for it.
 
     body_bytes, body_seconds: of one request body. header_bytes, header_seconds, headers: of one
-    request's head, from the first byte or the end of the request before. depth: of nested JSON.
+    request's head, from the first byte or the end of the request before. connections: open at the
+    same time; one more is answered 503. depth: of nested JSON.
     prompts: in one request; choices: prompts times n. chars_per_token: a prompt of more characters
     than the context length times this is refused before it is tokenized.
     """
@@ -22,6 +24,7 @@ class Limits:
     header_bytes: int = 32 * 2**10
     header_seconds: float = 10.0
     headers: int = 100
+    connections: int = 10_000
     depth: int = 128
     prompts: int = 1024
     choices: int = 1024
@@ -33,13 +36,15 @@ class ServerConfig:
     """One server. Times are in seconds. Raises UsageError that names the field.
 
     key_digests: sha256 of every API key that is let in; empty lets everybody in.
-    max_queue: sequences that may wait beyond those that run; one more is answered 503.
+    max_queue: sequences of each model that may wait beyond those that run; one more is answered
+    503.
     request_timeout: from the first byte of work on a request to its last.
     drain_timeout: how long running requests may take to end once the server is told to stop.
     step_timeout: an engine that takes longer for one step counts as dead.
     cors_origins: origins whose pages may call the server; "*" is all.
     keep_alive_seconds: a silent stream gets a comment this often.
     stall_seconds: a client that takes nothing for this long is dropped.
+    metrics_alias: whose names for metrics are there beside ours.
     """
 
     host: str = "127.0.0.1"
@@ -52,6 +57,7 @@ class ServerConfig:
     cors_origins: tuple[str, ...] = ()
     keep_alive_seconds: float = 15.0
     stall_seconds: float = 60.0
+    metrics_alias: Literal["vllm"] | None = None
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:

@@ -1,22 +1,23 @@
 """POST /tokenize and POST /detokenize."""
 
-import asyncio
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from trtllm_lite.runtime.server.body import read_object
+from trtllm_lite.runtime.server.conversation import off_loop
 from trtllm_lite.runtime.server.convert import chat_options, check_size
 from trtllm_lite.runtime.server.errors import ClientGoneError, invalid
-from trtllm_lite.runtime.server.protocol.common import REFUSED, check_refused
-from trtllm_lite.runtime.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
+from trtllm_lite.runtime.server.protocol.common import check_refused
+from trtllm_lite.runtime.server.protocol.tokens import (
+    TOKENIZE_REFUSED,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 from trtllm_lite.runtime.server.responses import json_response
 from trtllm_lite.runtime.server.service import Served, Service
 from trtllm_lite.runtime.tokenizer import Tokenizer
-
-T = TypeVar("T")
 
 
 class TokenRoutes:
@@ -28,7 +29,7 @@ class TokenRoutes:
     async def tokenize(self, request: Request) -> Response:
         """The ids that a prompt or a conversation becomes."""
         raw = await self._read(request)
-        check_refused(raw, {"chat_template": REFUSED["chat_template"]})
+        check_refused(raw, TOKENIZE_REFUSED)
         body = TokenizeRequest.parse(raw)
         served = self._service.resolve(body.model)
         given = [x for x in (body.prompt, body.content, body.messages) if x is not None]
@@ -36,7 +37,7 @@ class TokenRoutes:
             raise invalid("prompt: give one of prompt, content and messages", "prompt")
         room = served.llm.config.max_sequence_tokens
         check_size("prompt", given[0], self._service.config.limits, room)
-        return json_response(await _off_loop(lambda: _tokenize(served, body)))
+        return json_response(await off_loop(lambda: _tokenize(served, body)))
 
     async def detokenize(self, request: Request) -> Response:
         """The text of ids."""
@@ -47,7 +48,7 @@ class TokenRoutes:
         if bad is not None:
             allowed = f"allowed: ids below {tokenizer.vocab_size}"
             raise invalid(f"tokens: got {bad}; {allowed}", "tokens")
-        text = await _off_loop(lambda: tokenizer.decode(body.tokens, skip_special_tokens=False))
+        text = await off_loop(lambda: tokenizer.decode(body.tokens, skip_special_tokens=False))
         return json_response({"prompt": text})
 
     async def _read(self, request: Request) -> dict[str, Any]:
@@ -64,9 +65,10 @@ def _tokenize(served: Served, body: TokenizeRequest) -> dict[str, Any]:
         "count": len(ids),
         "max_model_len": served.llm.config.max_sequence_tokens,
         "tokens": ids,
+        "token_strs": None,
     }
     if body.return_token_strs:
-        made["token_strs"] = [tokenizer.token_text(i) for i in ids]
+        made["token_strs"] = [tokenizer.token_name(i) for i in ids]
     return made
 
 
@@ -75,11 +77,11 @@ def _encode(tokenizer: Tokenizer, body: TokenizeRequest) -> list[int]:
         text = body.prompt if body.prompt is not None else body.content or ""
         return tokenizer.encode(text, add_special_tokens=body.add_special_tokens is not False)
     options = chat_options(body)
+    tools = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()]
     text = tokenizer.apply_chat_template(
-        body.messages, add_generation_prompt=options.add_generation_prompt, **options.template
+        body.messages,
+        tools=tools or None,
+        add_generation_prompt=options.add_generation_prompt,
+        **options.template,
     )
     return tokenizer.encode(text, add_special_tokens=body.add_special_tokens is True)
-
-
-async def _off_loop(work: Callable[[], T]) -> T:
-    return await asyncio.get_running_loop().run_in_executor(None, work)

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from trtllm_lite import LLM, SamplingParams
@@ -89,6 +91,17 @@ def test_stream_equals_whole(llm: LLM) -> None:
         assert "".join(p.outputs[0].delta for p in pieces) == whole.text
         assert pieces[-1].finished
         assert pieces[-1].metrics.ttft is not None
+
+
+@given(st.text(st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("a 你🙂🏽é"))))
+@settings(max_examples=200, deadline=None)
+def test_bytes_of_tokens_are_those_of_the_text(llm: LLM, text: str) -> None:
+    """A few bytes that no character of any text has had are no tokens of this model."""
+    ids = llm.tokenizer.encode(text)
+    joined = b"".join(map(llm.tokenizer.token_bytes, ids))
+    decoded = llm.tokenizer.decode(ids, skip_special_tokens=False)
+    assert joined.decode(errors="replace") == decoded
+    assert (joined == text.encode()) == (decoded == text)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from trtllm_lite.runtime.errors import UsageError
 from trtllm_lite.runtime.server.settings import key_digest
+from trtllm_lite.runtime.server.tracing import NoTracer
 from trtllm_lite.tools import serve_run
 from trtllm_lite.tools.cli import cli
 
@@ -24,7 +25,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         servers.append(server)
         return 7
 
-    monkeypatch.setattr(serve_run, "_until_told", run)
+    monkeypatch.setattr(serve_run, "until_told", run)
     monkeypatch.setattr(serve_run, "configure_logging", lambda form: None)
     return servers
 
@@ -50,6 +51,17 @@ def test_options_become_settings(started: list[Any], tmp_path: Path) -> None:
     assert "key-" not in result.output
 
 
+def test_what_watches_the_server_is_set(started: list[Any]) -> None:
+    options = ("--metrics-alias", "vllm", "--stream-keep-alive", "3")
+    assert serve(*options, "--otlp-endpoint", "http://127.0.0.1:4318").exit_code == 7
+    assert serve().exit_code == 7
+    watched, plain = started
+    assert (watched._config.metrics_alias, watched._config.keep_alive_seconds) == ("vllm", 3)
+    assert type(watched._tracer).__name__ == "OtelTracer"
+    assert plain._config.metrics_alias is None
+    assert isinstance(plain._tracer, NoTracer)
+
+
 def test_a_key_may_come_from_the_environment(started: list[Any]) -> None:
     serve(env={"TRTLLM_LITE_SERVE_API_KEY": "key-a"})
     assert started[0]._config.key_digests == (key_digest("key-a"),)
@@ -63,6 +75,9 @@ def test_a_key_may_come_from_the_environment(started: list[Any]) -> None:
         (("--request-timeout", "0"), "request_timeout"),
         (("--api-key", "a b"), "API key"),
         (("--kernels", "none"), "kernels"),
+        (("--metrics-alias", "triton"), "triton"),
+        (("--stream-keep-alive", "0"), "keep_alive_seconds"),
+        (("--otlp-endpoint", "grpc://a.test:4317"), "otlp_endpoint: got 'grpc://a.test:4317'"),
     ],
 )
 def test_a_bad_option_is_one_line(started: list[Any], args: tuple[str, ...], text: str) -> None:
@@ -85,7 +100,7 @@ def test_a_port_in_use_is_one_line(started: list[Any]) -> None:
         result = serve("--port", port)
     assert result.exit_code == 1
     (line,) = result.stderr.splitlines()
-    assert f"port {port} of 127.0.0.1 is in use" in line
+    assert f"port {port} of 127.0.0.1 is in use by " in line
     assert not started
 
 
@@ -95,9 +110,13 @@ def test_an_open_door_is_warned_of(started: list[Any]) -> None:
     assert "anybody" not in serve("--host", "0.0.0.0", "--api-key", "k").stderr
 
 
-def test_the_name_is_the_folders() -> None:
-    assert serve_run.default_name(Path("/x/Smol LM2 (int8)")) == "Smol-LM2-int8-"
-    assert serve_run.default_name(Path("/x/smollm2")) == "smollm2"
+def test_names_are_checked_before_anything_else(started: list[Any]) -> None:
+    result = serve("--served-model-name", "a b")
+    assert (result.exit_code, "'a b'" in result.stderr) == (2, True)
+    assert not started
+
+
+def test_a_setting_that_is_none_is_refused() -> None:
     with pytest.raises(UsageError):
         serve_run.server_config({**_values(), "max_queue": -5})
 
@@ -106,6 +125,7 @@ def _values() -> dict[str, Any]:
     return {
         **{"host": "127.0.0.1", "port": 0, "api_key": (), "max_queue": 1, "cors_origin": ()},
         **{"request_timeout": 1.0, "drain_timeout": 1.0, "step_timeout": 1.0},
+        **{"stream_keep_alive": 1.0, "metrics_alias": None},
     }
 
 

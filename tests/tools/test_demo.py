@@ -114,3 +114,9 @@ def test_figures_are_those_of_the_metrics() -> None:
     metrics = RequestMetrics(10.0, 10.0, 10.25, 11.25, num_generation_tokens=21)
     assert demo.figures(metrics) == "21 tokens, TTFT 250 ms, TPOT 50.0 ms, 20.0 tokens/s"
     assert demo.figures(RequestMetrics(10.0)) == "0 tokens"
+
+
+def test_the_end_says_how_to_serve() -> None:
+    program = Path(sys.executable).with_name("trtllm-lite")
+    line = f"{demo.short(program)} serve b    then open http://127.0.0.1:8000"
+    assert line in demo.next_commands(Path("b"))

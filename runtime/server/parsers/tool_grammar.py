@@ -14,6 +14,7 @@ from typing import Any
 
 from trtllm_lite.runtime.errors import RequestError
 from trtllm_lite.runtime.grammar_spec import GrammarSpec
+from trtllm_lite.runtime.json_schema_rules import ALLOWED_ESCAPES, tightened
 from trtllm_lite.runtime.server.parsers.call_form import CallForm, Slot
 from trtllm_lite.runtime.server.parsers.reasoning import CLOSING, OPENING
 
@@ -26,7 +27,12 @@ _NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType(
 # At most one space after each separator, as templates write JSON: with white space free, a model
 # may write it without end.
 _LAYOUT = MappingProxyType(
-    {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+    {
+        "whitespace_flexible": False,
+        "item_separator": ", ?",
+        "key_separator": ": ?",
+        "json_allowed_escapes": ALLOWED_ESCAPES,
+    }
 )
 
 
@@ -148,5 +154,8 @@ def _chosen(tools: Sequence[FunctionTool], name: str | None) -> list[FunctionToo
 
 
 def _schema(tool: FunctionTool) -> str:
-    parameters = _NO_ARGUMENTS if tool.parameters is None else tool.parameters
+    try:
+        parameters = tightened(_NO_ARGUMENTS if tool.parameters is None else tool.parameters)
+    except ValueError as error:
+        raise RequestError("tools", f"the parameters of {tool.name}: {error}") from None
     return json.dumps({"type": "object", **parameters, "x-guidance": dict(_LAYOUT)})

@@ -34,6 +34,7 @@ class ChatRequest(Sampling):
 
 CHAT_REFUSED: Mapping[str, Refused] = {
     "continue_final_message": Refused("not supported; use /v1/completions", (False,)),
+    "echo": Refused("not supported; use /v1/completions", (False,)),
     "audio": Refused("not supported: this server answers with text"),
     "modalities": Refused("not supported beyond text", (["text"],)),
     "prediction": Refused("not supported; speculation is the server's option"),

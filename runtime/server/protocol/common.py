@@ -13,6 +13,8 @@ from trtllm_lite.runtime.server.protocol.tools import ResponseFormat, Structured
 
 Count = Annotated[int, Field(ge=1, le=INT64 - 1)]
 TokenId = Annotated[int, Field(ge=0, le=INT64 - 1)]
+UNSUPPORTED = "unsupported_parameter"
+"""The code of an error about a field that is known and not served."""
 
 
 class StreamOptions(Strict):
@@ -22,11 +24,10 @@ class StreamOptions(Strict):
     continuous_usage_stats: bool | None = None
 
 
-class Sampling(Strict):
-    """The fields that chat and text completions share."""
+class SharedFields(Strict):
+    """The fields that mean the same in every route that generates."""
 
     model: str | None = Field(None, description="one of the served names; null is the first")
-    n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="choices per prompt")
     temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy")
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=INT64 - 1, description="0 and -1 are off")
@@ -37,9 +38,6 @@ class Sampling(Strict):
     presence_penalty: float | None = Field(None, ge=-2, le=2, description="over the answer")
     frequency_penalty: float | None = Field(None, ge=-2, le=2, description="over the answer")
     seed: int | None = Field(None, ge=-INT64, le=INT64 - 1)
-    stop: str | list[str] | None = Field(
-        None, description="at most 16 strings, none empty; not part of the answer"
-    )
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = Field(None, ge=0, le=INT64 - 1)
@@ -48,9 +46,6 @@ class Sampling(Strict):
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
         None, description="token id, as a string, to what is added to its logit"
     )
-    response_format: ResponseFormat | None = Field(
-        None, description="type text, json_object, or json_schema with a schema"
-    )
     guided_json: dict[str, Any] | str | None = Field(None, description="a JSON schema")
     guided_regex: str | None = None
     guided_choice: list[str] | None = Field(None, description="the answer is one of these")
@@ -58,6 +53,18 @@ class Sampling(Strict):
         None, description="one of json, regex and choice"
     )
     stream: bool | None = None
+
+
+class Sampling(SharedFields):
+    """The fields that chat and text completions share."""
+
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="choices per prompt")
+    stop: str | list[str] | None = Field(
+        None, description="at most 16 strings, none empty; not part of the answer"
+    )
+    response_format: ResponseFormat | None = Field(
+        None, description="type text, json_object, or json_schema with a schema"
+    )
     stream_options: StreamOptions | None = Field(None, description="only with stream")
 
 
@@ -73,7 +80,12 @@ class Refused:
     neutral: tuple[object, ...] = ()
 
     def asks(self, value: object) -> bool:
-        return value is not None and not any(value is n or value == n for n in self.neutral)
+        return value is not None and not any(_is_same(value, n) for n in self.neutral)
+
+
+def _is_same(value: object, other: object) -> bool:
+    """As JSON has it: true is not 1."""
+    return isinstance(value, bool) == isinstance(other, bool) and value == other
 
 
 _NO_GRAMMAR = "not supported; use response_format, guided_json, guided_regex or guided_choice"
@@ -91,7 +103,11 @@ REFUSED: Mapping[str, Refused] = {
     "json_schema": Refused(_NO_GRAMMAR),
     "prompt_logprobs": Refused(_NO_SCORES),
     "return_token_ids": Refused("not supported; use /tokenize", (False,)),
+    "return_tokens_as_token_ids": Refused("not supported; use /tokenize", (False,)),
+    "logprob_token_ids": Refused("not supported; logprobs are those of the likeliest tokens"),
     "truncate_prompt_tokens": Refused("not supported; shorten the prompt"),
+    "truncation_side": Refused("not supported; shorten the prompt"),
+    "kv_transfer_params": Refused("not supported: a server keeps its own cache"),
     "cache_salt": Refused("not supported: the prefix cache is shared by all requests"),
     "priority": Refused("not supported: requests are served in order of arrival", (0,)),
     "request_id": Refused("not supported; send the header x-request-id"),
@@ -117,4 +133,4 @@ def check_refused(raw: Mapping[str, Any], *tables: Mapping[str, Refused]) -> Non
 
 def unsupported(field: str, reason: str) -> ApiError:
     """400 for a field that is known and not served."""
-    return invalid(f"{field}: {reason}", field, "unsupported_parameter")
+    return invalid(f"{field}: {reason}", field, UNSUPPORTED)

@@ -1,11 +1,18 @@
 """The bodies of POST /tokenize and /detokenize, as vLLM has them."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
 
-from trtllm_lite.runtime.server.protocol.common import TokenId
+from trtllm_lite.runtime.server.protocol.common import REFUSED, Refused, TokenId
 from trtllm_lite.runtime.server.protocol.strict import Strict
+from trtllm_lite.runtime.server.protocol.tools import MAX_TOOLS, ToolDefinition
+
+TOKENIZE_REFUSED: Mapping[str, Refused] = {
+    "chat_template": REFUSED["chat_template"],
+    "continue_final_message": Refused("not supported; a conversation ends with it", (False,)),
+}
 
 
 class TokenizeRequest(Strict):
@@ -19,6 +26,7 @@ class TokenizeRequest(Strict):
         None, description="null is true for a prompt; a rendered conversation has its own"
     )
     add_generation_prompt: bool | None = None
+    tools: list[ToolDefinition] | None = Field(None, max_length=MAX_TOOLS)
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
 

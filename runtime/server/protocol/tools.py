@@ -51,15 +51,19 @@ class JsonSchema(Strict):
 
 
 class ResponseFormat(Strict):
-    """`response_format`."""
+    """`response_format`. A `schema` beside json_object is llama.cpp's way to give one."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
 
 
 class StructuredOutputs(Strict):
-    """vLLM's `structured_outputs`: one of three."""
+    """vLLM's `structured_outputs`: one of four. Its two other forms of text are refused."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
     choice: list[str] | None = None
+    json_object: bool | None = None
+    grammar: None = Field(None, description="not supported")
+    structural_tag: None = Field(None, description="not supported")

@@ -3,11 +3,13 @@
 
 import { SSEParser } from "./sse.js";
 
-/** What went wrong, in the server's words. status 0: there was no answer. retryAfter: seconds. */
+/** What went wrong, in the server's words. status 0: there was no answer. code: the server's name
+ * for it. retryAfter: seconds. */
 export class ApiError extends Error {
-  constructor(message, { status = 0, requestId = null, retryAfter = null } = {}) {
+  constructor(message, { status = 0, code = null, requestId = null, retryAfter = null } = {}) {
     super(message);
     this.status = status;
+    this.code = code;
     this.requestId = requestId;
     this.retryAfter = retryAfter;
   }
@@ -44,6 +46,12 @@ export async function readMetrics(key) {
   return (await request("metrics", { headers: authorization(key) })).text();
 }
 
+/** How the server is: its `status`, and while that is "loading" the `step` and `percent` of it. Needs
+ * no key. @returns {Promise<object>} */
+export async function readHealth() {
+  return (await fetch("health", { cache: "no-store" })).json();
+}
+
 function authorization(key) {
   return key ? { Authorization: `Bearer ${key}` } : {};
 }
@@ -60,7 +68,8 @@ async function request(path, init) {
 async function errorOf(response) {
   const payload = await response.json().catch(() => null);
   const fallback = `The server answered ${response.status} ${response.statusText}`.trim();
-  return new ApiError(payload?.error?.message ?? fallback, describe(response));
+  const code = payload?.error?.code ?? null;
+  return new ApiError(payload?.error?.message ?? fallback, { ...describe(response), code });
 }
 
 function describe(response) {

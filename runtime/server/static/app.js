@@ -3,6 +3,7 @@
 import { Announcer, Notice } from "./announce.js";
 import { Chat } from "./chat.js";
 import { at } from "./dom.js";
+import { FormBox } from "./formbox.js";
 import { Server } from "./server.js";
 
 /** On a narrow screen the settings fold away; on a wide one they are always open. */
@@ -16,6 +17,7 @@ function foldSettings() {
 }
 
 foldSettings();
+new FormBox();
 const notice = new Notice(at("notice"));
 new Chat(new Server(notice), notice, new Announcer(at("live")));
 at("prompt").focus();

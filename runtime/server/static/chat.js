@@ -61,7 +61,8 @@ export class Chat {
 
   #send() {
     const text = at("prompt").value;
-    if (this.#controller || text.trim() === "" || !parametersAreValid()) return;
+    if (this.#controller || this.#server.isAway || text.trim() === "") return;
+    if (!parametersAreValid()) return;
     at("prompt").value = "";
     this.#ask(text);
   }
@@ -122,6 +123,7 @@ export class Chat {
     at("send").hidden = controller !== null;
     at("stop").hidden = controller === null;
     at("log").setAttribute("aria-busy", String(controller !== null));
+    this.#server.look();
     if (stopHadFocus) at("prompt").focus();
   }
 

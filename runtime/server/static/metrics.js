@@ -23,6 +23,8 @@ const NAMES = {
   waiting: "trtllm_lite_requests_waiting",
   slotsUsed: "trtllm_lite_kv_slots_used",
   slotsTotal: "trtllm_lite_kv_slots_total",
+  tokensUsed: "trtllm_lite_kv_tokens_used",
+  tokensTotal: "trtllm_lite_kv_tokens_total",
 };
 
 /** What the server is busy with, by the keys above. A figure that it does not give is null. */

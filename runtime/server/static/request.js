@@ -1,13 +1,16 @@
 // What the page asks of POST /v1/chat/completions.
 
-/** Request fields from what was typed into the controls of the same names: numbers, and `stop`. A
- * blank is left out: the server's default holds.
+import { formFields } from "./form.js";
+
+/** Request fields from what was typed into the controls of the same names: numbers, `stop`, and the
+ * form of the reply. A blank is left out: the server's default holds.
  * @param {Record<string, string>} typed */
-export function parameters({ stop = "", ...numbers }) {
+export function parameters({ stop = "", form = "text", form_text = "", ...numbers }) {
   const filled = Object.entries(numbers).filter(([, text]) => text.trim() !== "");
   const fields = Object.fromEntries(filled.map(([name, text]) => [name, Number(text)]));
   const stops = stopStrings(stop);
-  return stops.length ? { ...fields, stop: stops } : fields;
+  const shaped = { ...fields, ...formFields(form, form_text) };
+  return stops.length ? { ...shaped, stop: stops } : shaped;
 }
 
 const ESCAPES = { n: "\n", r: "\r", t: "\t", "\\": "\\" };

@@ -2,6 +2,7 @@
 
 import { listModels, readMetrics } from "./api.js";
 import { at, element } from "./dom.js";
+import { untilReady } from "./loading.js";
 import { serverLoad } from "./metrics.js";
 import { facts, parity } from "./model.js";
 
@@ -9,12 +10,14 @@ const KEY = "trtllm-lite.api-key"; // in sessionStorage: gone with the tab
 const LOAD_EVERY = 2000; // milliseconds
 const RETRY_AFTER = 2; // seconds, where the server names none
 const BADGES = new Map([[true, "Parity passed"], [false, "Parity failed"], [null, "Bundle"]]);
+const AWAY = new Set(["loading", "draining", "engine_dead"]); // codes of what passes by itself
 
 export class Server {
   #notice;
   #models = [];
   #modelsTimer;
   #loadTimer;
+  #isAway = false;
 
   constructor(notice) {
     this.#notice = notice;
@@ -32,6 +35,16 @@ export class Server {
   /** The chosen model; null, which means the one that is served, before the list has come. */
   get model() {
     return at("model").value || null;
+  }
+
+  /** Whether the server takes no requests now, and the page waits for it. */
+  get isAway() {
+    return this.#isAway;
+  }
+
+  /** Asks how busy the server is, now rather than at the next turn. */
+  look() {
+    this.#pollLoad();
   }
 
   #useKey() {
@@ -65,9 +78,26 @@ export class Server {
       this.#notice.show("server", `${error.detail} · enter it under API key`);
       return;
     }
+    if (error.status === 0 || AWAY.has(error.code)) {
+      this.#waitForIt();
+      return;
+    }
     this.#notice.show("server", error.detail ?? error.message);
     const wait = 1000 * (error.retryAfter ?? RETRY_AFTER);
     this.#modelsTimer = setTimeout(() => this.#loadModels(), wait);
+  }
+
+  async #waitForIt() {
+    if (this.#isAway) return;
+    this.#setAway(true);
+    await untilReady(this.#notice, "server");
+    this.#setAway(false);
+    this.#start();
+  }
+
+  #setAway(isAway) {
+    this.#isAway = isAway;
+    at("send").disabled = isAway;
   }
 
   #showModels() {
@@ -89,16 +119,18 @@ export class Server {
     at("facts").replaceChildren(...nodes.flat());
   }
 
-  /** Goes on until the server refuses: with this key there is nothing to see then. */
+  /** Goes on until the server refuses: with this key there is nothing to see then. A server that has
+   * gone away is waited for. */
   async #pollLoad() {
     clearTimeout(this.#loadTimer);
-    if (document.hidden) return;
+    if (document.hidden || this.#isAway) return;
     let refused = false;
     try {
       showLoad(serverLoad(await readMetrics(this.key)));
     } catch (error) {
       at("load").hidden = true;
       refused = error.status >= 400 && error.status < 500;
+      if (error.status === 0 || AWAY.has(error.code)) this.#waitForIt();
     }
     clearTimeout(this.#loadTimer);
     if (!refused) this.#loadTimer = setTimeout(() => this.#pollLoad(), LOAD_EVERY);
@@ -106,19 +138,27 @@ export class Server {
 }
 
 /** A figure that the server does not give is hidden, not shown as zero. */
-function showLoad({ running, waiting, slotsUsed, slotsTotal }) {
-  const hasSlots = slotsUsed !== null && slotsTotal !== null;
-  at("running").textContent = running;
-  at("waiting").textContent = waiting;
-  at("running").parentElement.hidden = running === null;
-  at("waiting").parentElement.hidden = waiting === null;
-  at("slots").parentElement.hidden = !hasSlots;
-  if (hasSlots) {
-    at("slots").textContent = `${slotsUsed} / ${slotsTotal}`;
+function showLoad({ running, waiting, slotsUsed, slotsTotal, tokensUsed, tokensTotal }) {
+  showFigure(at("running"), running);
+  showFigure(at("waiting"), waiting);
+  const slots = portion(slotsUsed, slotsTotal);
+  showFigure(at("slots"), slots);
+  if (slots !== null) {
     at("slots-meter").max = slotsTotal;
     at("slots-meter").value = slotsUsed;
   }
-  at("load").hidden = running === null && waiting === null && !hasSlots;
+  const tokens = portion(tokensUsed, tokensTotal);
+  showFigure(at("kv-tokens"), tokens);
+  at("load").hidden = [running, waiting, slots, tokens].every((figure) => figure === null);
+}
+
+function showFigure(cell, figure) {
+  cell.parentElement.hidden = figure === null;
+  cell.textContent = figure;
+}
+
+function portion(used, total) {
+  return used === null || total === null ? null : `${used} / ${total}`;
 }
 
 /** Null in a browser that is told to keep nothing: there the key lasts as long as the page. */

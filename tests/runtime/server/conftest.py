@@ -16,17 +16,21 @@ from tokenizers import decoders, models, pre_tokenizers
 from trtllm_lite.runtime.async_engine import AsyncLLM
 from trtllm_lite.runtime.backends.base import Batch, SessionOptions
 from trtllm_lite.runtime.backends.fake import F32, FakeSession
+from trtllm_lite.runtime.chat_template import ChatTemplate
 from trtllm_lite.runtime.config import EngineConfig
 from trtllm_lite.runtime.engine import Engine
 from trtllm_lite.runtime.grammar_compiler import CachedCompiler, open_llguidance
 from trtllm_lite.runtime.loading import Parts
 from trtllm_lite.runtime.sampling_params import SamplingParams
 from trtllm_lite.runtime.server.app import create_app
+from trtllm_lite.runtime.server.errors import MAX_BODY
 from trtllm_lite.runtime.server.service import ModelCard, Service
 from trtllm_lite.runtime.server.settings import ServerConfig
-from trtllm_lite.runtime.tokenizer import Tokenizer
+from trtllm_lite.runtime.tokenizer import Renderer, Tokenizer
 
 VOCAB = 84
+PATIENCE = 60
+"""Seconds that a test may take where the machine is busy."""
 ENGINE = EngineConfig(
     max_num_seqs=3,
     max_model_len=64,
@@ -42,7 +46,7 @@ TEMPLATE = (
 CARD = ModelCard(("fake", "alias/two"), 1_700_000_000, "fp-1", {"parity": {"passed": True}})
 
 
-def byte_tokenizer() -> Tokenizer:
+def byte_tokenizer(template: str = TEMPLATE, renderer: Renderer = ChatTemplate) -> Tokenizer:
     """One token a byte; there are those of letters, digits and JSON, and of two that take more."""
     level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     letters = (
@@ -55,7 +59,7 @@ def byte_tokenizer() -> Tokenizer:
     raw = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
     raw.pre_tokenizer, raw.decoder = level, decoders.ByteLevel()
     raw.add_special_tokens(["<eos>"])
-    return Tokenizer(raw, chat_template=TEMPLATE)
+    return Tokenizer(raw, chat_template=template, renderer=renderer)
 
 
 class GatedSession(FakeSession):
@@ -63,21 +67,25 @@ class GatedSession(FakeSession):
 
     def __init__(self, config: EngineConfig = ENGINE, *, is_open: bool = True) -> None:
         super().__init__(SessionOptions(config.max_num_seqs, config.capacity), vocab_size=VOCAB)
-        self.permits = threading.Semaphore(1_000_000 if is_open else 0)
+        self.permits = threading.Semaphore(0)
+        self.is_open = is_open
         self.entered = threading.Event()
         self.fatal = False
 
     def run(self, batch: Batch) -> F32:
         self.entered.set()
-        self.permits.acquire()
+        if not self.is_open:
+            self.permits.acquire()
         if self.fatal:
             raise SystemExit("out of order")  # nothing that a step isolates
         return super().run(batch)
 
 
-def make_llm(session: FakeSession, config: EngineConfig = ENGINE) -> AsyncLLM:
+def make_llm(
+    session: FakeSession, config: EngineConfig = ENGINE, tokenizer: Tokenizer | None = None
+) -> AsyncLLM:
     engine = Engine(session, config, vocab_size=VOCAB, eos_token_ids=(0,))
-    tokenizer, defaults = byte_tokenizer(), SamplingParams(temperature=0.0)
+    tokenizer, defaults = tokenizer or byte_tokenizer(), SamplingParams(temperature=0.0)
     grammars = CachedCompiler(lambda: open_llguidance(tokenizer.to_json(), VOCAB, (0,)))
     return AsyncLLM.from_parts(Parts(engine, config, tokenizer, defaults, grammars=grammars))
 
@@ -98,6 +106,14 @@ class Answer:
         found: dict[str, Any] = self.json()["error"]
         return found
 
+    def check_refused(self, status: int = 400) -> None:
+        """An error of OpenAI's shape that tells nothing of the server's inside."""
+        assert self.status == status, self.body
+        assert len(self.body) <= MAX_BODY
+        assert self.error.keys() == {"message", "type", "param", "code"}
+        for secret in (b"Traceback", b"0x7f", b"/tmp/", b"/usr/", b"site-packages"):
+            assert secret not in self.body
+
     def events(self) -> list[Any]:
         """The JSON of every event, checked to be framed; [DONE] as text. Comments are skipped."""
         assert self.body.endswith(b"\n\n")
@@ -108,6 +124,18 @@ class Answer:
             assert part.startswith(b"data: ")
             data = part.removeprefix(b"data: ")
             made.append("[DONE]" if data == b"[DONE]" else orjson.loads(data))
+        return made
+
+    def named_events(self) -> list[Any]:
+        """The JSON of every event of a stream, checked to bear its type as its name."""
+        assert self.body.endswith(b"\n\n")
+        made: list[Any] = []
+        for part in self.body.split(b"\n\n")[:-1]:
+            if part.startswith(b":"):
+                continue
+            name, data = part.split(b"\n")
+            made.append(orjson.loads(data.removeprefix(b"data: ")))
+            assert name == b"event: " + made[-1]["type"].encode()
         return made
 
 
@@ -238,19 +266,22 @@ def run_lab() -> RunLab:
         loaded: bool = True,
         room: int = 64,
         card: ModelCard = CARD,
+        template: str = TEMPLATE,
+        renderer: Renderer = ChatTemplate,
     ) -> None:
         async def main() -> None:
             service = Service(config or ServerConfig())
             limits = replace(ENGINE, max_model_len=room, max_kv_tokens=3 * room)
             session = GatedSession(limits, is_open=is_open)
-            async with make_llm(session, limits) as llm:
+            async with make_llm(session, limits, byte_tokenizer(template, renderer)) as llm:
                 if loaded:
                     service.ready(llm, card)
                 app = create_app(service, "9.9")
                 try:
-                    await asyncio.wait_for(test(Lab(app, service, llm, session)), 20)
+                    await asyncio.wait_for(test(Lab(app, service, llm, session)), PATIENCE)
                 finally:
-                    session.permits.release(1_000_000)
+                    session.is_open = True
+                    session.permits.release()
 
         asyncio.run(main())
 
@@ -258,16 +289,36 @@ def run_lab() -> RunLab:
 
 
 @pytest.fixture
-def new_llm() -> Callable[[bool], tuple[AsyncLLM, GatedSession]]:
-    """Makes an engine of its own; True: its steps wait for no permits."""
+def run_lively(run_lab: RunLab) -> RunLab:
+    """As `run_lab`, with a greedy request before and after that must get one answer."""
 
-    def make(is_open: bool) -> tuple[AsyncLLM, GatedSession]:
-        session = GatedSession(is_open=is_open)
-        return make_llm(session), session
+    def run(test: Callable[[Lab], Coroutine[Any, Any, None]], *args: Any, **options: Any) -> None:
+        async def checked(lab: Lab) -> None:
+            before = await lab.chat("golden", max_tokens=6, temperature=0)
+            assert before.status == 200, before.body
+            await test(lab)
+            assert (await lab.get("/health")).status == 200
+            after = await lab.chat("golden", max_tokens=6, temperature=0)
+            assert after.json()["choices"] == before.json()["choices"]
+            await lab.idle()
+
+        run_lab(checked, *args, **options)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def new_llm() -> Callable[..., tuple[AsyncLLM, GatedSession]]:
+    """Makes an engine of its own; True: its steps wait for no permits. `room`: tokens of one."""
+
+    def make(is_open: bool, room: int = 64) -> tuple[AsyncLLM, GatedSession]:
+        limits = replace(ENGINE, max_model_len=room, max_kv_tokens=3 * room)
+        session = GatedSession(limits, is_open=is_open)
+        return make_llm(session, limits), session
 
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def card() -> ModelCard:
     return CARD

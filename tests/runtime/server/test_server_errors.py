@@ -47,6 +47,7 @@ def test_a_short_message_is_whole() -> None:
         ("two\nlines\x1b[0m", "two lines?[0m"),
         ("temperature: allowed 0/1", "temperature: allowed 0/1"),
         ("see /v1", "see /v1"),
+        ("use /v1/chat/completions", "use /v1/chat/completions"),
         ("see https://host/a/b", "see https://host/a/b"),
     ],
 )

@@ -16,6 +16,7 @@ import pytest
 
 from trtllm_lite.runtime.async_engine import AsyncLLM
 from trtllm_lite.runtime.errors import BundleError, EngineDeadError, TrtllmLiteError
+from trtllm_lite.runtime.server import lifecycle
 from trtllm_lite.runtime.server.lifecycle import LoadProgress, Server
 from trtllm_lite.runtime.server.listening import bind, url_of
 from trtllm_lite.runtime.server.service import ModelCard
@@ -219,7 +220,10 @@ def test_a_connection_that_closes_ends_its_request(gated: Bench) -> None:
             body = {**LONG, "stream": True}
             async with it.client.stream("POST", PATH, json=body) as answer:
                 await anext(answer.aiter_text())
-            while "requests_aborted_total 1.0" not in (await it.client.get("/metrics")).text:
+            while (
+                'requests_aborted_total{model_name="fake"} 1.0'
+                not in (await it.client.get("/metrics")).text
+            ):
                 await asyncio.sleep(0.01)
             gated.session.permits.release(1000)
             while (await gated.llm.stats()).slots_used:
@@ -257,7 +261,7 @@ def test_bad_requests_are_answered_and_closed(bench: Bench, sent: bytes, status:
 @pytest.mark.parametrize("first", [b"", b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"])
 def test_a_head_that_does_not_come_to_its_end_is_cut_off(bench: Bench, first: bytes) -> None:
     async def main() -> None:
-        limits = Limits(header_seconds=0.1)
+        limits = Limits(header_seconds=0.5)
         async with running(bench.load, ServerConfig(limits=limits)) as it:
             many = [it.raw(first + b"GET /li") for _ in range(20)]
             answers = await asyncio.wait_for(asyncio.gather(*many), 5)
@@ -288,7 +292,11 @@ def test_the_url_tells_the_port_that_was_given() -> None:
 
 
 @pytest.mark.parametrize("busy", [True, False])
-def test_an_engine_that_hangs_or_dies_unseen_ends_the_server(gated: Bench, busy: bool) -> None:
+def test_an_engine_that_hangs_or_dies_unseen_ends_the_server(
+    gated: Bench, busy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "LAST_WORDS_SECONDS", 0.2)
+
     async def main() -> None:
         async with running(gated.load, ServerConfig(step_timeout=0.1)) as it:
             await it.ready.wait()

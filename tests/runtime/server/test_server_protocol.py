@@ -225,7 +225,9 @@ def test_a_text_too_long_for_the_context_is_not_tokenized() -> None:
     fits = [{"role": "user", "content": "x" * (100 * 64 - 15)}]
     assert text_size(fits) == 100 * 64 - 15 + len("roleusercontent")
     chat(messages=[{"role": "user", "content": "x" * 6000}])
-    with pytest.raises(ApiError, match="maximum context length is 100 tokens; got 64") as caught:
+    with pytest.raises(
+        ApiError, match="this model's maximum context length is 100 tokens; got 64"
+    ) as caught:
         chat(messages=[{"role": "user", "content": "x" * 6401}])
     assert caught.value.code == "context_length_exceeded"
     assert refused(complete, prompt=["x" * 4000, "y" * 4000]) == "prompt"

@@ -9,7 +9,8 @@ from starlette.routing import Route
 
 from trtllm_lite.runtime.errors import UsageError
 from trtllm_lite.runtime.server.auth import HEALTH_PATHS
-from trtllm_lite.runtime.server.pages import Pages
+from trtllm_lite.runtime.server.error_shapes import is_anthropic
+from trtllm_lite.runtime.server.pages import all_pages
 from trtllm_lite.runtime.server.service import ModelCard
 from trtllm_lite.runtime.server.settings import Limits, ServerConfig, key_digest
 
@@ -17,7 +18,13 @@ Lab = Any  # of conftest.py, which cannot be imported
 RunLab = Callable[..., None]
 
 KEYED = ServerConfig(key_digests=(key_digest("one"), key_digest("two")))
-PUBLIC = HEALTH_PATHS | Pages().paths
+PAGES = frozenset(path for each in all_pages() for path in each.paths)
+PUBLIC = HEALTH_PATHS | PAGES
+
+
+def told(answer: Any) -> str:
+    """The code of an error, or its type in the shape that has no code."""
+    return str(answer.error.get("code", answer.error["type"]))
 
 
 def test_models_are_listed_under_every_name(run_lab: RunLab) -> None:
@@ -86,7 +93,13 @@ def test_bad_text_and_ids_are_refused(
 def test_capabilities_name_every_endpoint_that_generates(run_lab: RunLab) -> None:
     async def test(lab: Lab) -> None:
         made = (await lab.get("/v1/capabilities")).json()
-        assert set(made["endpoints"]) == {"/v1/chat/completions", "/v1/completions"}
+        assert set(made["endpoints"]) == {
+            "/v1/chat/completions",
+            "/v1/completions",
+            "/v1/messages",
+            "/v1/messages/count_tokens",
+            "/v1/responses",
+        }
         assert made["limits"]["body_bytes"] == Limits().body_bytes
         assert made["endpoints"]["/v1/completions"]["max_tokens"]["default"] == 16
 
@@ -102,17 +115,18 @@ def test_probes_and_version(run_lab: RunLab) -> None:
     run_lab(test)
 
 
-def test_while_loading_everything_is_503_with_the_percentage_but_live(run_lab: RunLab) -> None:
+def test_while_loading_everything_is_503_but_the_pages_and_live(run_lab: RunLab) -> None:
     async def test(lab: Lab) -> None:
         lab.service.loading.step, lab.service.loading.percent = "pack the weights", 40
         for route in lab.app.routes:
             for method in route.methods - {"HEAD"}:
                 path = route.path.replace("{id:path}", "fake")
                 answer = await lab.start(method, path, {}).whole()
-                if path == "/live":
+                if path in PAGES | {"/live", "/metrics"}:
                     assert answer.status == 200
                     continue
-                assert (answer.status, answer.error["code"]) == (503, "loading"), path
+                code = "overloaded_error" if is_anthropic(path) else "loading"
+                assert (answer.status, told(answer)) == (503, code), path
                 assert "pack the weights, 40%" in answer.error["message"]
                 assert answer.headers["retry-after"]
         assert (await lab.get("/health")).json()["percent"] == 40
@@ -135,7 +149,8 @@ def test_every_route_needs_a_key_but_the_public_ones(run_lab: RunLab) -> None:
                 if path in PUBLIC:
                     assert answer.status == 200
                     continue
-                assert (answer.status, answer.error["code"]) == (401, "invalid_api_key"), path
+                code = "authentication_error" if is_anthropic(path) else "invalid_api_key"
+                assert (answer.status, told(answer)) == (401, code), path
                 assert answer.headers["www-authenticate"] == "Bearer"
         for good in ({"authorization": "Bearer two"}, {"x-api-key": "one"}):
             assert (await lab.get("/v1/models", good)).status == 200
@@ -159,7 +174,7 @@ def test_no_host_or_path_gets_around_the_key(run_lab: RunLab, host: str, path: s
 
 
 def test_keys_are_kept_as_digests_only() -> None:
-    assert "one" not in repr(KEYED)
+    assert "k-4711" not in repr(ServerConfig(key_digests=(key_digest("k-4711"),)))
     for bad in ("", "a b", "kéy", "a\n"):
         with pytest.raises(UsageError):
             key_digest(bad)
@@ -287,10 +302,8 @@ def test_metrics_tell_of_the_engine_and_change_nothing(run_lab: RunLab) -> None:
 
 
 def test_pages_are_served_with_a_strict_policy(run_lab: RunLab) -> None:
-    pages = Pages()
-
     async def test(lab: Lab) -> None:
-        for path in pages.paths:
+        for path in PAGES:
             answer = await lab.get(path)
             assert answer.status == 200
             assert answer.body

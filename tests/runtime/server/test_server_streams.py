@@ -123,7 +123,10 @@ def test_the_deadline_ends_a_request(run_lab: RunLab, stream: bool) -> None:
         assert answer.headers["x-should-retry"] == "false"
         lab.session.permits.release(1000)
         await lab.idle()
-        assert await account(lab) == {"finished": 0, "aborted": 0, "failed": 1}
+        made = await account(lab)
+        assert (made["finished"], made["aborted"]) == (0, 0)
+        # On a busy machine the time may be up before the engine has it.
+        assert made["failed"] + await lab.metric("requests_rejected_total") == 1
 
     run_lab(test, ServerConfig(request_timeout=0.05), is_open=False)
 
@@ -136,7 +139,7 @@ def test_the_deadline_of_a_stream_under_way_is_an_event(run_lab: RunLab) -> None
         assert answer.status == 200
         assert answer.events()[-1]["error"]["code"] == "deadline_exceeded"
 
-    run_lab(test, ServerConfig(request_timeout=0.2), is_open=False)
+    run_lab(test, ServerConfig(request_timeout=1.0), is_open=False)
 
 
 def test_a_dead_engine_is_told_at_once(run_lab: RunLab, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -129,7 +130,8 @@ class Replies:
         raw = {"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS, **fields}
         body = ChatRequest.parse(raw)
         reading = Reading(tool_use(body, card), card.reasoning)
-        llm: Any = None
+        tokenizer = SimpleNamespace(encode=lambda text, **_: [0, 0], decode=lambda ids, **_: "")
+        llm: Any = SimpleNamespace(tokenizer=tokenizer)
         self.reply = ChatReply(body, Served("fake", llm, card), 1, reading)
 
     def whole(self, text: str) -> Any:
@@ -194,3 +196,16 @@ def test_reasoning_is_told_apart(size: int) -> None:
     message, _ = Replies(card).streamed(text, size)
     assert message["reasoning_content"] == whole["reasoning_content"]
     assert message["content"] == whole["content"]
+
+
+def test_tokens_of_reasoning_are_counted(run_lab: RunLab) -> None:
+    async def test(lab: Lab) -> None:
+        fields = {"max_tokens": 9, "ignore_eos": True}
+        counts = (await lab.chat("hi", **fields)).json()["usage"]
+        assert counts["completion_tokens_details"] == {"reasoning_tokens": 9}
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        *_, last, _ = (await lab.chat("hi", **fields, **options)).events()
+        assert last["usage"]["completion_tokens_details"] == {"reasoning_tokens": 9}
+
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>"
+    run_lab(test, card=replace(HERMES, reasoning=True), template=template)

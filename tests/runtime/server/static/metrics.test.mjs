@@ -11,6 +11,9 @@ trtllm_lite_requests_running_total 50
 trtllm_lite_requests_waiting 0
 trtllm_lite_kv_slots_used 4
 trtllm_lite_kv_slots_total 1.6e1
+trtllm_lite_kv_tokens_used{model="a"} 20
+trtllm_lite_kv_tokens_used{model="b"} 2
+trtllm_lite_kv_tokens_total 512
 odd_value NaN
 odd_value{le="+Inf"} +Inf
 `;
@@ -21,13 +24,15 @@ test("a metric is summed over its labels, whatever they hold", () => {
 });
 
 test("the load of the server", () => {
-  const load = { running: 5, waiting: 0, slotsUsed: 4, slotsTotal: 16 };
+  const slots = { slotsUsed: 4, slotsTotal: 16 };
+  const load = { running: 5, waiting: 0, ...slots, tokensUsed: 22, tokensTotal: 512 };
   assert.deepEqual(serverLoad(TEXT), load);
   assert.deepEqual(serverLoad(TEXT.replaceAll("\n", "\r\n")), load);
 });
 
 test("what the server does not tell is null, not zero", () => {
-  const nothing = { running: null, waiting: null, slotsUsed: null, slotsTotal: null };
+  const names = ["running", "waiting", "slotsUsed", "slotsTotal", "tokensUsed", "tokensTotal"];
+  const nothing = Object.fromEntries(names.map((name) => [name, null]));
   assert.deepEqual(serverLoad(""), nothing);
   assert.deepEqual(serverLoad("<html>not metrics</html>"), nothing);
 });

@@ -12,6 +12,8 @@ test("blank fields are left to the server, others are numbers", () => {
   const typed = { temperature: "0", top_p: " 0.9 ", top_k: "", seed: "-7", stop: "" };
   assert.deepEqual(parameters(typed), { temperature: 0, top_p: 0.9, seed: -7 });
   assert.deepEqual(parameters({ stop: "END" }), { stop: ["END"] });
+  const choice = { top_k: "3", form: "choice", form_text: "yes\nno" };
+  assert.deepEqual(parameters(choice), { top_k: 3, structured_outputs: { choice: ["yes", "no"] } });
 });
 
 test("stop strings are lines, with the escapes of source code", () => {

@@ -1,0 +1,1 @@
+"""Several processes that each hold the model, behind one server. `ray_fleet` alone imports Ray."""

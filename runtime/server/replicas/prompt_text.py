@@ -1,0 +1,39 @@
+"""How the text of a request begins: what routers look at that keep alike prompts together."""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from trtllm_lite.runtime.server.body import parse_object
+from trtllm_lite.runtime.server.errors import ApiError
+from trtllm_lite.runtime.server.settings import Limits
+
+MOST_CHARACTERS = 8192
+_FIELDS = ("system", "instructions", "messages", "prompt", "input")
+"""In the order in which they come to stand in a prompt; no API has more than two of them."""
+_INSIDE = ("content", "text")
+
+
+def beginning(body: bytes, limits: Limits) -> str:
+    """The first characters of the text in a body; empty where there is none. What is wrong with
+    the body is not said here."""
+    try:
+        fields = parse_object(body, limits)
+    except ApiError:
+        return ""
+    letters = (c for name in _FIELDS for text in _texts(fields.get(name)) for c in text)
+    return "".join(islice(letters, MOST_CHARACTERS))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Strings at any depth of lists and messages, and token ids. As deep as bodies may be."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, int):
+        yield f"{value} "
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
+    elif isinstance(value, dict):
+        for name in _INSIDE:
+            yield from _texts(value.get(name))

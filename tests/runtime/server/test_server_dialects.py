@@ -1,0 +1,135 @@
+"""Fields as other servers' clients write them: honoured or refused, never passed over."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+RunLab = Callable[..., None]
+
+
+def test_a_schema_beside_json_object_is_kept_to(run_lab: RunLab) -> None:
+    async def test(lab: Any) -> None:
+        asked: dict[str, Any] = {"type": "json_object", "schema": {"const": "4b"}}
+        answer = await lab.chat("x", response_format=asked, max_tokens=10)
+        assert answer.json()["choices"][0]["message"]["content"] == '"4b"'
+        for schema in (123, {"type": 123}, {"type": "hiccup"}):
+            asked = {"type": "json_object", "schema": schema}
+            answer = await lab.chat("x", response_format=asked)
+            assert (answer.status, answer.error["param"]) == (400, "response_format")
+
+    run_lab(test)
+
+
+def test_structured_outputs_may_ask_for_any_object(run_lab: RunLab) -> None:
+    async def test(lab: Any) -> None:
+        answer = await lab.complete(structured_outputs={"json_object": True}, max_tokens=20)
+        assert answer.json()["choices"][0]["text"].startswith("{")
+        answer = await lab.complete(structured_outputs={"json_object": False})
+        assert (answer.status, answer.error["param"]) == (400, "structured_outputs")
+
+    run_lab(test)
+
+
+@pytest.mark.parametrize("name", ["grammar", "structural_tag"])
+def test_structured_outputs_of_other_kinds_are_refused(run_lab: RunLab, name: str) -> None:
+    async def test(lab: Any) -> None:
+        asked = {"choice": ["a"], name: "root ::= 'b'"}
+        answer = await lab.complete(structured_outputs=asked)
+        assert (answer.status, answer.error["param"]) == (400, "structured_outputs")
+        answer = await lab.complete(structured_outputs={"choice": ["a"], name: None})
+        assert answer.json()["choices"][0]["text"] == "a"
+
+    run_lab(test)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_the_taken_token_is_among_the_likeliest(run_lab: RunLab, count: int) -> None:
+    """OpenAI: "there may be up to logprobs+1 elements", since the sampled token is always one."""
+
+    async def test(lab: Any) -> None:
+        answer = await lab.complete(logprobs=count, temperature=2, seed=3, max_tokens=20)
+        scores = answer.json()["choices"][0]["logprobs"]
+        assert len(scores["tokens"]) > 4
+        for token, score, top in zip(
+            scores["tokens"], scores["token_logprobs"], scores["top_logprobs"], strict=True
+        ):
+            assert top[token] == score
+            assert max(count, 1) <= len(top) <= count + 1
+
+    run_lab(test)
+
+
+def test_a_refused_field_keeps_its_name(run_lab: RunLab) -> None:
+    """The engine knows the scores that echo asks for as prompt_logprobs too."""
+
+    async def test(lab: Any) -> None:
+        answer = await lab.complete(prompt_logprobs=1)
+        assert (answer.status, answer.error["param"]) == (400, "prompt_logprobs")
+        assert answer.error["message"].startswith("prompt_logprobs: not supported")
+
+    run_lab(test)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("echo", True),
+        ("logprob_token_ids", [1]),
+        ("truncation_side", "left"),
+        ("kv_transfer_params", {}),
+        ("return_tokens_as_token_ids", True),
+    ],
+)
+def test_fields_of_vllm_are_refused_by_name(run_lab: RunLab, name: str, value: Any) -> None:
+    async def test(lab: Any) -> None:
+        answer = await lab.chat("x", **{name: value})
+        assert (answer.status, answer.error["param"]) == (400, name)
+        assert (await lab.chat("x", max_tokens=1, **{name: None})).status == 200
+
+    run_lab(test)
+
+
+def test_tools_are_part_of_a_tokenized_conversation(run_lab: RunLab) -> None:
+    async def test(lab: Any) -> None:
+        body = {
+            "messages": [{"role": "user", "content": "ab"}],
+            "tools": [{"type": "function", "function": {"name": "tool"}}],
+        }
+        made = (await lab.post("/tokenize", body)).json()
+        assert made["tokens"] == lab.llm.tokenizer.encode("abtool")
+        assert made["token_strs"] is None
+
+    run_lab(test)
+
+
+def test_a_chunk_with_the_role_alone_counts_no_token(run_lab: RunLab) -> None:
+    async def test(lab: Any) -> None:
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        answer = await lab.chat("abc", stream=True, stream_options=options, max_tokens=3, n=2)
+        chunks = answer.events()[:-1]
+        for chunk in chunks[:2]:
+            assert chunk["choices"][0]["delta"]["role"] == "assistant"
+            assert (chunk["usage"]["prompt_tokens"], chunk["usage"]["completion_tokens"]) == (3, 0)
+        assert chunks[2]["usage"]["completion_tokens"] > 0
+        assert chunks[-1]["usage"]["completion_tokens"] == 6
+
+    run_lab(test)
+
+
+def test_token_strs_are_spelled_as_in_the_vocabulary(run_lab: RunLab) -> None:
+    async def test(lab: Any) -> None:
+        body = {"prompt": "a é", "return_token_strs": True}
+        made = (await lab.post("/tokenize", body)).json()
+        assert made["token_strs"] == ["a", "Ġ", "Ã", "©"]
+
+    run_lab(test)
+
+
+def test_a_last_message_to_go_on_with_is_refused(run_lab: RunLab) -> None:
+    async def test(lab: Any) -> None:
+        body = {"messages": [{"role": "user", "content": "ab"}], "continue_final_message": True}
+        answer = await lab.post("/tokenize", body)
+        assert (answer.status, answer.error["param"]) == (400, "continue_final_message")
+
+    run_lab(test)

@@ -1,0 +1,1 @@
+"""A server under mixed load for a long time: what leaks, drifts or gets lost shows here."""
