@@ -13,10 +13,14 @@ _I32, _I64 = np.dtype(np.int32), np.dtype(np.int64)
 
 
 def build_batches(plan: StepPlan) -> list[Batch]:
-    """One decode batch, then prefill batches of neighbouring slots with like chunk lengths."""
-    batches = [_batch("decode", plan.decode)] if plan.decode else []
+    """One decode batch, then prefill batches of neighbouring slots with like chunk lengths. Tokens
+    that were decoded before have batches of their own, on the decode graph."""
+    batches = [_batch("decode", plan.decode, every=True)] if plan.decode else []
     if plan.prefill:
-        batches += [_batch("prefill", rows) for rows in _groups(plan.prefill)]
+        batches += [
+            _batch("decode" if rows[0].decoded else "prefill", rows, every=rows[0].all_logits)
+            for rows in _groups(plan.prefill)
+        ]
     return batches
 
 
@@ -35,14 +39,15 @@ def _groups(rows: Sequence[PlanRow]) -> Iterator[list[PlanRow]]:
 def _fits(group: list[PlanRow], row: PlanRow) -> bool:
     if row.slot != group[-1].slot + 1 or row.all_logits or group[-1].all_logits:
         return False
+    if row.decoded != group[-1].decoded:
+        return False
     lengths = [r.num_tokens for r in (*group, row)]
     return sum(lengths) >= (1.0 - MAX_PADDING) * max(lengths) * len(lengths)
 
 
-def _batch(phase: Phase, rows: Sequence[PlanRow]) -> Batch:
+def _batch(phase: Phase, rows: Sequence[PlanRow], *, every: bool) -> Batch:
     lengths = [row.num_tokens for row in rows]
     width = max(lengths)
-    every = phase == "decode" or rows[0].all_logits
     # Lists first, then one kind of call for all: cheaper than numpy's arithmetic on a few rows.
     return Batch(
         phase=phase,

@@ -13,6 +13,7 @@ from trtllm_lite.runtime.config import EngineConfig
 from trtllm_lite.runtime.errors import EngineDeadError, RequestError, UsageError
 from trtllm_lite.runtime.invariants import violations
 from trtllm_lite.runtime.kv_cache import KVCache
+from trtllm_lite.runtime.native_table import FEW_TOKENS
 from trtllm_lite.runtime.outputs import TokenEvent
 from trtllm_lite.runtime.placement import Placement
 from trtllm_lite.runtime.plan import Applied, Outcome, PlanRow, StepPlan
@@ -95,7 +96,11 @@ class Engine:
         elif config.speculation != "off":
             raise UsageError(f"speculation: got {config.speculation!r}; {ONE_TOKEN_DECODE}")
         self._scheduler = Scheduler(
-            config, placement, eos_token_ids=eos_token_ids, speculator=self._speculator
+            config,
+            placement,
+            eos_token_ids=eos_token_ids,
+            speculator=self._speculator,
+            decoded_chunk=FEW_TOKENS if session.info.multi_token_decode else None,
         )
         self._sampler = RowSampler(vocab_size, eos_token_ids)
         self.timer: StepTimer = NullTimer()

@@ -76,7 +76,7 @@ class Placement:
         self.prefix.begin(sequence)
         blocks = self.prefix.match(sequence) if reuse else ()
         matched = sum(block.num_tokens for block in blocks)
-        if matched and matched == len(sequence.token_ids) - 1:
+        if sequence.num_generated_tokens and matched == len(sequence.token_ids) - 1:
             # Promoted before the load, when there is nothing of it to copy yet.
             self._promote(sequence)
         if blocks:

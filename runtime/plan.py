@@ -19,7 +19,8 @@ class PlanRow:
 
     The last of them are `draft`, guesses that this step checks: not tokens of the sequence yet.
     `context_len` is its length with them when the step was planned; `all_logits` asks for the
-    logits of every token of the chunk, not only of the last.
+    logits of every token of the chunk, not only of the last. `decoded`: the tokens were made by the
+    decode graph, lost their slot, and are computed again as they were made.
     """
 
     sequence: Sequence
@@ -29,6 +30,7 @@ class PlanRow:
     context_len: int
     all_logits: bool = False
     draft: tuple[int, ...] = ()
+    decoded: bool = False
 
     @property
     def samples(self) -> bool:
@@ -57,7 +59,7 @@ class StepPlan:
 
     def rows_of(self, batch: Batch) -> Ordered[PlanRow]:
         """The rows that a batch of this plan runs, in its order."""
-        if batch.phase == "decode":
+        if self.decode and batch.first_slot == self.decode[0].slot:
             return self.decode
         rows = {row.slot: row for row in self.prefill}
         return [rows[batch.first_slot + i] for i in range(batch.rows)]

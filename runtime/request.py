@@ -87,5 +87,6 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """Only the newest token is left to compute: the row belongs to the decode graph."""
-        return self.num_uncomputed_tokens == 1 and self.num_computed_tokens > 0
+        """Only the newest token is left to compute, and it was generated: the row belongs to the
+        decode graph. A prompt's last token belongs to its prompt."""
+        return self.num_uncomputed_tokens == 1 and self.num_generated_tokens > 0

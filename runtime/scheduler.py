@@ -24,6 +24,8 @@ class Scheduler:
     Every running sequence is older than every waiting one: admission is first come, first served,
     and what has to give way is the youngest, which goes back to the front of the queue. So the
     oldest always proceeds, and none starves. `speculator` None: every decode row is one token.
+    `decoded_chunk`: what was decoded is computed again on the decode graph, at most so many tokens
+    at a time, so that giving way changes nothing; None: on the prefill graph, like a prompt.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class Scheduler:
         eos_token_ids: tuple[int, ...],
         clock: Callable[[], float] = time.monotonic,
         speculator: Speculator | None = None,
+        decoded_chunk: int | None = None,
     ) -> None:
         self._config = config
         self._placement = placement
@@ -41,6 +44,7 @@ class Scheduler:
         self._eos = frozenset(eos_token_ids)
         self._clock = clock
         self._speculator = speculator
+        self._decoded_chunk = decoded_chunk
         all_slots = config.max_num_seqs * config.max_sequence_tokens
         self._tail = min(MIN_CHUNK, config.max_num_batched_tokens // TAIL_SHARE)
         self._crowds = all_slots > config.max_kv_tokens
@@ -138,6 +142,9 @@ class Scheduler:
         no chunk is larger than that."""
         left = sequence.num_uncomputed_tokens
         most = self._config.max_num_batched_tokens
+        if self._decoded_chunk is not None and sequence.num_generated_tokens:
+            prompt = sequence.num_prompt_tokens - sequence.num_computed_tokens
+            left = min(left, prompt if prompt > 0 else self._decoded_chunk)
         if _wants_all_logits(sequence):
             most = min(most, MAX_PROMPT_LOGPROBS_CHUNK)
         return min(left if left <= budget + self._tail else budget, most)
@@ -182,7 +189,13 @@ class Scheduler:
             context_len=len(sequence.token_ids) + len(draft),
             all_logits=_wants_all_logits(sequence),
             draft=draft,
+            decoded=self._computes_again(sequence),
         )
+
+    def _computes_again(self, sequence: Sequence) -> bool:
+        if self._decoded_chunk is None or sequence.is_decoding:
+            return False
+        return sequence.num_computed_tokens >= sequence.num_prompt_tokens
 
     def _advance(self, row: PlanRow, outcome: Outcome) -> list[TokenEvent]:
         sequence = row.sequence

@@ -123,3 +123,23 @@ def check_batch_against_rows(batch: Batch, rows: Ordered[PlanRow]) -> None:
         assert wide.dtype == np.int64
     for narrow in (batch.past_lens, batch.query_lens, batch.context_lens):
         assert narrow.dtype == np.int32
+
+
+def test_tokens_that_were_decoded_before_are_decoded_again() -> None:
+    """In runs of their own, which ask for the last logits only."""
+    again = [replace(row(slot, 4, 3, 9), decoded=True) for slot in (2, 3)]
+    plan = StepPlan((), (row(0, 7, 1, 8),), (row(1, 0, 3, 9), *again, row(4, 0, 3, 9)))
+    batches = build_batches(plan)
+    assert [(b.phase, b.first_slot, b.rows) for b in batches] == [
+        ("decode", 0, 1),
+        ("prefill", 1, 1),
+        ("decode", 2, 2),
+        ("prefill", 4, 1),
+    ]
+    assert [plan.rows_of(b) for b in batches] == [
+        plan.decode,
+        [plan.prefill[0]],
+        again,
+        [plan.prefill[3]],
+    ]
+    assert batches[2].logits_indices.shape == (2, 1)

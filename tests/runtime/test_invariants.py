@@ -36,7 +36,8 @@ class Books:
 
     def make(self, name: str, status: Status, length: int, computed: int) -> Sequence:
         tokens = list(range(length))
-        request = Request(name, tuple(tokens), SamplingParams())
+        # The newest token was generated.
+        request = Request(name, tuple(tokens[:-1]), SamplingParams())
         new = Sequence(request, 0, tokens, 20, status, num_computed_tokens=computed)
         if status is Status.RUNNING:
             new.slot = self.kv.admit(new)

@@ -59,7 +59,9 @@ def test_the_whole_vocabulary_can_be_used() -> None:
 def test_one_token_too_many_is_refused_with_both_numbers(
     prompt: int, params: dict[str, Any], param: str, numbers: str, limits: EngineConfig, name: str
 ) -> None:
-    wanted = rf"^{param}: this model's maximum context length is 20 tokens \({name}\); got {numbers}; "
+    wanted = (
+        rf"^{param}: this model's maximum context length is 20 tokens \({name}\); got {numbers}; "
+    )
     params = {"max_tokens": None, **params}
     with pytest.raises(ContextLengthError, match=wanted):
         check_request(request(range(prompt), **params), limits, VOCAB)
