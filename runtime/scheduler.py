@@ -193,9 +193,8 @@ class Scheduler:
         )
 
     def _computes_again(self, sequence: Sequence) -> bool:
-        if self._decoded_chunk is None or sequence.is_decoding:
-            return False
-        return sequence.num_computed_tokens >= sequence.num_prompt_tokens
+        behind = sequence.num_computed_tokens >= sequence.num_prompt_tokens
+        return behind and self._decoded_chunk is not None and not sequence.is_decoding
 
     def _advance(self, row: PlanRow, outcome: Outcome) -> list[TokenEvent]:
         sequence = row.sequence

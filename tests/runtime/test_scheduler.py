@@ -36,7 +36,6 @@ class World:
 
     config: EngineConfig
     recompute_at: int | None = None
-    decoded_chunk: int | None = None
     store: BlockStore = field(init=False)
     kv: KVCache = field(init=False)
     scheduler: Scheduler = field(init=False)
@@ -54,7 +53,6 @@ class World:
             Placement(self.kv, prefix, self.recompute_at),
             eos_token_ids=(EOS,),
             clock=lambda: self.now,
-            decoded_chunk=self.decoded_chunk,
         )
 
     def add(self, name: str, prompt: int | list[int], **params: Any) -> Sequence:
@@ -166,8 +164,6 @@ def test_a_last_single_token_belongs_to_its_prompt() -> None:
     plan, events = world.step()
     assert [(r.start, r.context_len) for r in plan.prefill] == [(5, 6)]
     assert events[0].token_id == 7
-    plan, _ = world.step()
-    assert [(r.start, r.context_len) for r in plan.decode] == [(6, 7)]
 
 
 def test_a_prompt_of_one_token_is_prefilled() -> None:
@@ -291,7 +287,6 @@ def test_when_only_a_generated_token_is_left_the_row_decodes_at_once() -> None:
     world.add("first", [60, 61, 62])
     world.add("a", 8).token_ids.append(8)
     plan, events = world.step()
-    # "a" is promoted over "first", which is in prefill and holds nothing yet
     assert [(r.sequence.request.id, r.slot, r.start) for r in plan.decode] == [("a", 0, 8)]
     assert [(r.sequence.request.id, r.slot) for r in plan.prefill] == [("first", 1)]
     assert [type(t) for t in plan.transfers] == [Load]
@@ -361,24 +356,6 @@ def test_a_preempted_sequence_gets_its_own_blocks_back() -> None:
     assert len(load.blocks) * 4 == (length - 1) // 4 * 4 > 8
     assert b.num_cached_tokens == 8
     assert a.num_preemptions == 0
-
-
-def test_what_was_decoded_is_computed_again_in_chunks_of_its_own() -> None:
-    """The prompt first, in as few chunks as the budget allows, then the tokens behind it."""
-    world = World(config(max_kv_tokens=34, max_num_seqs=2), decoded_chunk=3)
-    world.add("a", 8, max_tokens=12)
-    b = world.add("b", [9] * 8, max_tokens=12)
-    while not b.num_preemptions:
-        world.step()
-    chunks = []
-    while b.status is not Status.FINISHED:
-        plan, _ = world.step()
-        chunks += [(r.start, r.num_tokens, r.decoded) for r in plan.prefill]
-    assert chunks[0] == (0, 8, False)
-    assert all(start >= 8 and 0 < count <= 3 and again for start, count, again in chunks[1:])
-    ends = [start + count for start, count, _ in chunks]
-    assert [start for start, _, _ in chunks[1:]] == ends[:-1]
-    assert ends[-1] > 8 + 3
 
 
 def test_a_sequence_that_outgrows_its_regime_is_computed_again_from_the_first_token() -> None:
