@@ -242,7 +242,7 @@ def test_closing_ends_what_runs_with_abort_and_refuses_more() -> None:
     async def main() -> None:
         llm = AsyncLLM.from_parts(make_parts(session))
         streams = [await stepping(session, llm.submit("hello", LONG)) for _ in range(2)]
-        threading.Timer(0.01, lambda: session.permits.release(1)).start()
+        threading.Timer(0.01, lambda: session.permits.release(100)).start()
         await llm.close()
         await llm.close()
         for stream in streams:
