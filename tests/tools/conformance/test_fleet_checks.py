@@ -169,8 +169,14 @@ def test_sockets_that_others_reach_are_found(host: str, count: int) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads Linux's /proc")
 def test_processes_below_one_are_found_until_they_end() -> None:
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    code = "print('up', flush=True); input()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert child.stdout is not None
     try:
+        # Its command line is there once it runs.
+        assert child.stdout.readline() == b"up\n"
         assert child.pid in descendants(os.getpid())
         assert "input()" in title(child.pid)
     finally:
