@@ -13,6 +13,7 @@ import numpy.typing as npt
 import onnx
 import pytest
 
+from trtllm_lite.runtime import native_weights
 from trtllm_lite.runtime.bundle import Bundle, open_bundle
 from trtllm_lite.runtime.errors import BundleError
 from trtllm_lite.runtime.host_cache import host_cache
@@ -298,3 +299,20 @@ def test_tables_that_are_refused(put: Put, layout: Layout) -> None:
 )
 def test_graphs_that_reach_outside(put: Put, name: str, data: bytes, said: str) -> None:
     assert re.search(said, refusal(put(name, data)))
+
+
+def test_the_data_file_is_written_anew_in_large_blocks(
+    layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is written piece by piece stays in small pages; nothing of the pieces is left behind."""
+    copied: list[tuple[str, str]] = []
+
+    def rewrite(source: Path, target: Path) -> None:
+        copied.append((source.name, target.name))
+        target.write_bytes(source.read_bytes())
+
+    monkeypatch.setattr(native_weights, "rewrite", rewrite)
+    (tmp_path / "weights.bin").write_bytes(layout.file)
+    write_data(tmp_path / "weights.bin", tmp_path / DATA_NAME, layout.table, NoProgress())
+    assert copied == [("native.pieces", DATA_NAME)]
+    assert {path.name for path in tmp_path.iterdir()} == {"weights.bin", DATA_NAME}
