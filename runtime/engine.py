@@ -10,7 +10,12 @@ from trtllm_lite.runtime.backends.base import Batch, Session
 from trtllm_lite.runtime.batch import build_batches
 from trtllm_lite.runtime.block_store import BlockStore
 from trtllm_lite.runtime.config import EngineConfig
-from trtllm_lite.runtime.errors import EngineDeadError, RequestError, UsageError
+from trtllm_lite.runtime.errors import (
+    EngineDeadError,
+    RequestError,
+    RunInterruptedError,
+    UsageError,
+)
 from trtllm_lite.runtime.invariants import violations
 from trtllm_lite.runtime.kv_cache import KVCache
 from trtllm_lite.runtime.native_table import FEW_TOKENS
@@ -25,6 +30,7 @@ from trtllm_lite.runtime.scheduler import Scheduler
 from trtllm_lite.runtime.speculation import ONE_TOKEN_DECODE, Speculator
 from trtllm_lite.runtime.step_timer import NullTimer, StepTimer
 from trtllm_lite.runtime.transfers import Transfer, execute
+from trtllm_lite.runtime.unwanted import Unwanted
 
 _log = logging.getLogger(__name__)
 
@@ -105,6 +111,8 @@ class Engine:
         self._sampler = RowSampler(vocab_size, eos_token_ids)
         self.timer: StepTimer = NullTimer()
         """Told where the time of each step goes. Whoever drives the engine calls its `end`."""
+        self.unwanted = Unwanted(session.interrupt)
+        """Told by any thread whose prompts need not be computed to their end."""
         self._active: dict[str, dict[int, Sequence]] = {}
         self._events: list[TokenEvent] = []
         self._steps = 0
@@ -211,8 +219,15 @@ class Engine:
         return outcomes
 
     def _run_batch(self, batch: Batch, rows: Ordered[PlanRow]) -> dict[Sequence, Outcome]:
+        ids = frozenset(row.sequence.request.id for row in rows if batch.phase == "prefill")
+        if self.unwanted.covers(ids):
+            return {row.sequence: Outcome(given_up=True) for row in rows}
         try:
-            logits = self._session.run(batch)
+            with self.unwanted.running(ids):
+                logits = self._session.run(batch)
+        except RunInterruptedError:
+            # Given up now, or else meant for a run before this one: the same is computed again.
+            return self._run_batch(batch, rows)
         except Exception as error:
             _warn(f"a {batch.phase} run of {batch.rows} rows failed", error)
             return {row.sequence: Outcome(error=one_line(error)) for row in rows}

@@ -75,7 +75,10 @@ class EngineThread:
         """End requests before the next step; each delivers its last result. Requests that are not
         there, or not any more, are no error. Raises EngineDeadError."""
         ids = tuple(request_ids)
-        return self._call(lambda: self._abort(ids))
+        self._engine.unwanted.add(ids)
+        answer = self._call(lambda: self._abort_unwanted(ids))
+        self._engine.unwanted.give_up()
+        return answer
 
     def abort_soon(self, request_ids: Iterable[str]) -> None:
         """The same without waiting and without errors: nobody is left to read the results."""
@@ -156,6 +159,10 @@ class EngineThread:
             self._mailboxes[request.id] = delivery.mailbox
             self._processor.add(request, delivery.job.prompt, final_only=delivery.final_only)
         self._stats = self._engine.stats()
+
+    def _abort_unwanted(self, request_ids: Sequence[str]) -> None:
+        self._abort(request_ids)
+        self._engine.unwanted.remove(request_ids)
 
     def _abort(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:

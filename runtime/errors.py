@@ -80,5 +80,9 @@ class StepError(TrtllmLiteError):
     """An engine step failed. Only the requests of that step end."""
 
 
+class RunInterruptedError(StepError):
+    """A run was given up while it was going, because it had become useless."""
+
+
 class EngineDeadError(TrtllmLiteError):
     """The engine is closed, or its thread has died."""

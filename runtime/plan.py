@@ -70,12 +70,13 @@ class Outcome:
     """What came of a row: tokens, nothing yet (its prefill goes on), or what went wrong.
 
     `sampled` are the accepted tokens of its draft and the one chosen behind them. With an `error`
-    they are what was chosen before it.
+    they are what was chosen before it. `given_up`: the row was not computed.
     """
 
     sampled: tuple[Sampled, ...] = ()
     prompt_logprobs: PromptLogprobs | None = None
     error: str | None = None
+    given_up: bool = False
 
 
 @dataclass(frozen=True)

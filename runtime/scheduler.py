@@ -94,7 +94,8 @@ class Scheduler:
             self._leave(ended)
         for row in rows:
             if row.sequence.status is Status.RUNNING:
-                self._placement.settle(row.sequence, sampled=row.samples)
+                sampled = row.samples and not outcomes[row.sequence].given_up
+                self._placement.settle(row.sequence, sampled=sampled)
         while self._crowds and self.kv_tokens > self._config.max_kv_tokens:
             self._preempt_youngest()
         return Applied(tuple(events), self._placement.drain())
@@ -199,6 +200,8 @@ class Scheduler:
     def _advance(self, row: PlanRow, outcome: Outcome) -> list[TokenEvent]:
         sequence = row.sequence
         events: list[TokenEvent] = []
+        if outcome.given_up:
+            return events
         accepted = len(outcome.sampled) - 1 if outcome.sampled else 0
         # What was computed behind a rejected token is not part of the sequence.
         sequence.num_computed_tokens += row.num_tokens - len(row.draft) + accepted

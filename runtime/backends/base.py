@@ -148,6 +148,11 @@ class Session(Protocol):
         """Logits [rows, num_logits, vocab] float32. Valid until the next `run`: copy what you keep.
         Writes K and V of the batch's tokens into the slots, in place."""
 
+    def interrupt(self) -> None:
+        """From any thread, without waiting: the prefill run that is going on, if there is one, may
+        be given up, and then raises RunInterruptedError. Slots hold what they held up to the
+        batch's past_lens; the session goes on."""
+
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of slot `source` over slot `target`."""
 

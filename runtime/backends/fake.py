@@ -117,6 +117,9 @@ class FakeSession:
         self._logits = np.stack([self._run_row(batch, row) for row in range(batch.rows)])
         return self._logits
 
+    def interrupt(self) -> None:
+        """Runs are over before anybody could."""
+
     def move(self, source: int, target: int, length: int) -> None:
         self._put(target, 0, self._held(source, 0, length).copy())
 

@@ -18,7 +18,7 @@ from trtllm_lite.runtime.backends.base import Array, Batch, KVBlock, SessionInfo
 from trtllm_lite.runtime.backends.contract import check_batch
 from trtllm_lite.runtime.backends.graph_io import GraphIO, token_inputs
 from trtllm_lite.runtime.backends.kv_pool import NUMPY_DTYPES, KVPool
-from trtllm_lite.runtime.errors import EngineDeadError, StepError
+from trtllm_lite.runtime.errors import EngineDeadError, RunInterruptedError, StepError
 from trtllm_lite.runtime.manifest import Phase, TensorSpec
 
 BFLOAT16 = 16
@@ -79,6 +79,8 @@ class OrtSession:
         self._options = options
         self._info = info
         self._bindings: OrderedDict[tuple[Phase, int, int], _Binding] = OrderedDict()
+        self._prefill: Any = None
+        """The ort.RunOptions of the prefill run that is going on."""
         self._vocab_size = int(graphs["decode"].io.logits.shape[2])
         self._logits = np.empty(options.num_slots * self._vocab_size, np.float32)
 
@@ -93,7 +95,8 @@ class OrtSession:
 
     def run(self, batch: Batch) -> npt.NDArray[np.float32]:
         """Logits [rows, num_logits, vocab], a view of a buffer that the next `run` overwrites.
-        Raises StepError for a batch outside the contract and for whatever ONNX Runtime raises."""
+        Raises StepError for a batch outside the contract and for whatever ONNX Runtime raises,
+        RunInterruptedError after `interrupt`."""
         self._check_open()
         multi = self._info.multi_token_decode
         check_batch(batch, self._options, self._vocab_size, multi_token_decode=multi)
@@ -107,10 +110,18 @@ class OrtSession:
             for spec in graph.io.tokens:
                 self._feed(binding, spec, inputs[spec.role])
             logits = self._bind_logits(binding, graph, batch)
-            graph.session.run_with_iobinding(binding.io_binding)
+            self._run(graph, binding)
+        except RunInterruptedError:
+            raise
         except Exception as error:
             raise StepError(f"onnxruntime, {batch.phase}: {one_line(error)}") from error
         return logits
+
+    def interrupt(self) -> None:
+        # Every run has options of its own: those of one that has ended do nothing any more.
+        options = self._prefill
+        if options is not None:
+            options.terminate = True
 
     def move(self, source: int, target: int, length: int) -> None:
         self._check_open()
@@ -141,6 +152,21 @@ class OrtSession:
     def _check_open(self) -> None:
         if not self._graphs:
             raise EngineDeadError("the session is closed")
+
+    def _run(self, graph: LoadedGraph, binding: _Binding) -> None:
+        """Decode runs are over before anybody could interrupt them."""
+        if graph.io.phase != "prefill":
+            graph.session.run_with_iobinding(binding.io_binding)
+            return
+        options = self._prefill = self._ort.RunOptions()
+        try:
+            graph.session.run_with_iobinding(binding.io_binding, options)
+        except Exception:
+            if options.terminate:
+                raise RunInterruptedError("a prefill run was interrupted") from None
+            raise
+        finally:
+            self._prefill = None
 
     def _binding(self, graph: LoadedGraph, first_slot: int, rows: int) -> _Binding:
         """The binding of these rows, made on first use; the least recently used one gives way."""
