@@ -41,12 +41,11 @@ ATTENTION_ATTRIBUTES = {
 @dataclass(frozen=True)
 class NativeGraph:
     """A graph whose initializers have no place yet, how its weights are packed, by the weight's
-    name, how many nodes became what, and the names of those that make the logits."""
+    name, and how many nodes became what."""
 
     model: ir.Model
     packings: dict[str, Packing]
     counts: dict[str, int]
-    heads: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -55,7 +54,6 @@ class _Lowering:
     weights: dict[str, Linear]
     packings: dict[str, Packing] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
-    heads: set[str] = field(default_factory=set)
     gates: dict[ir.Node, "_Gate"] = field(default_factory=dict)
 
     def count(self, what: str) -> None:
@@ -101,22 +99,19 @@ def lower_native(
     work.graph.opset_imports[DOMAIN] = 1
     work.graph.name = "native"
     drop_unused_weights(work)
-    heads = frozenset(lowering.heads)
-    return NativeGraph(work, lowering.packings, lowering.counts, heads)
+    return NativeGraph(work, lowering.packings, lowering.counts)
 
 
 def round_fast(native: NativeGraph) -> int:
-    """Let all but the layer that makes the logits round activations once, whatever the tokens, and
-    attention of many tokens round what it multiplies to bfloat16. Returns how many linear layers
-    that are."""
+    """Let linear layers round activations once, whatever the tokens, and attention of many tokens
+    round what it multiplies to bfloat16. Returns how many linear layers that are."""
     linears = [node for node in native.model.graph if node.op_type == "BlockLinear"]
-    inner = [node for node in linears if node.name not in native.heads]
-    for node in inner:
+    for node in linears:
         node.attributes["exact_tokens"] = ir.AttrInt64("exact_tokens", 0)
     for node in native.model.graph:
         if node.op_type.startswith("Attention") and node.domain == DOMAIN:
             node.attributes["bfloat16"] = ir.AttrInt64("bfloat16", 1)
-    return len(inner)
+    return len(linears)
 
 
 def _linear(lowering: _Lowering, node: ir.Node, weight: Linear, kind: Format) -> None:
@@ -128,8 +123,6 @@ def _linear(lowering: _Lowering, node: ir.Node, weight: Linear, kind: Format) ->
     new = ir.node("BlockLinear", inputs, attributes, domain=DOMAIN, name=node.name)
     _put(lowering, new, last)
     lowering.count("linear")
-    if weight.is_head:
-        lowering.heads.add(str(new.name))
     if gate is not None:
         lowering.count("gated")
 
