@@ -86,7 +86,7 @@ class Scheduler:
     def apply(self, plan: StepPlan, outcomes: Mapping[Sequence, Outcome]) -> Applied:
         """Advance the rows of the plan, end what is done, preempt what no longer fits."""
         events: list[TokenEvent] = []
-        rows = (*plan.decode, *plan.prefill)
+        rows = [row for row in plan.rows if not outcomes[row.sequence].given_up]
         for row in rows:
             events += self._advance(row, outcomes[row.sequence])
         ended = [r.sequence for r in rows if r.sequence.status is Status.FINISHED]
@@ -94,8 +94,7 @@ class Scheduler:
             self._leave(ended)
         for row in rows:
             if row.sequence.status is Status.RUNNING:
-                sampled = row.samples and not outcomes[row.sequence].given_up
-                self._placement.settle(row.sequence, sampled=sampled)
+                self._placement.settle(row.sequence, sampled=row.samples)
         while self._crowds and self.kv_tokens > self._config.max_kv_tokens:
             self._preempt_youngest()
         return Applied(tuple(events), self._placement.drain())
@@ -200,8 +199,6 @@ class Scheduler:
     def _advance(self, row: PlanRow, outcome: Outcome) -> list[TokenEvent]:
         sequence = row.sequence
         events: list[TokenEvent] = []
-        if outcome.given_up:
-            return events
         accepted = len(outcome.sampled) - 1 if outcome.sampled else 0
         # What was computed behind a rejected token is not part of the sequence.
         sequence.num_computed_tokens += row.num_tokens - len(row.draft) + accepted

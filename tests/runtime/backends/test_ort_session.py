@@ -1,7 +1,6 @@
 """Sessions on ONNX Runtime against a float64 numpy model, on graphs made here from the contract."""
 
 import random
-import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
@@ -17,7 +16,7 @@ from trtllm_lite.runtime.backends.base import Array, Batch, SessionOptions
 from trtllm_lite.runtime.backends.onnxruntime import open_session
 from trtllm_lite.runtime.backends.ort_session import OrtSession
 from trtllm_lite.runtime.bundle import Bundle
-from trtllm_lite.runtime.errors import RunInterruptedError, StepError
+from trtllm_lite.runtime.errors import StepError
 from trtllm_lite.runtime.manifest import (
     GraphSpec,
     KVLayer,
@@ -387,39 +386,6 @@ def test_a_half_precision_cache(tmp_path: Path) -> None:
     assert rows.session.pool.keys[0].dtype == np.float16
     rows.prefill(0, [prompt(1, 5)])
     close_to(rows.decode([4])[0, 0], rows.expected(0), tolerance=5e-3)
-
-
-def prefill_again_and_again(rows: Rows) -> None:
-    for _ in range(10_000):
-        rows.prefill(1, [prompt(6, 20)])
-        rows.tokens[1] = rows.tokens[1][:9]
-
-
-def test_an_interrupted_prefill_leaves_the_row_as_it_was(rows: Rows) -> None:
-    rows.prefill(1, [prompt(5, 9)])
-    ended = threading.Event()
-
-    def interrupt() -> None:
-        while not ended.is_set():
-            rows.session.interrupt()
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    try:
-        with pytest.raises(RunInterruptedError):
-            prefill_again_and_again(rows)
-    finally:
-        ended.set()
-        thread.join()
-    logits = rows.prefill(1, [prompt(7, 4)])
-    close_to(logits[0, 0], rows.expected(1))
-
-
-def test_nothing_is_interrupted_later(rows: Rows) -> None:
-    rows.session.interrupt()
-    close_to(rows.prefill(0, [prompt(1, 5)])[0, 0], rows.expected(0))
-    rows.session.interrupt()
-    close_to(rows.decode([3])[0, 0], rows.expected(0))
 
 
 def test_an_error_of_the_graph_is_a_step_error_and_the_session_goes_on(tmp_path: Path) -> None:
