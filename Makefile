@@ -47,7 +47,8 @@ docs: $(STAMPS)/dev ## regenerate docs/cli.md
 
 clients: $(STAMPS)/dev $(STAMPS)/model ## real client libraries against a live server, recorded
 	@test -e $(BUNDLE)/bundle.json || $(BIN)/python -m trtllm_lite.tools.demo
-	$(BIN)/python -m trtllm_lite.tools.clients run --bundle $(BUNDLE) --output docs/measurements/clients.json
+	$(BIN)/python -m trtllm_lite.tools.clients run --bundle $(BUNDLE) --output docs/measurements/clients.json; \
+	  code=$$?; $(BIN)/python -m trtllm_lite.tools.conformance --page-only && exit $$code
 
 soak: $(STAMPS)/dev $(STAMPS)/model ## half an hour of mixed load on a server, its figures recorded
 	@test -e $(BUNDLE)/bundle.json || $(BIN)/python -m trtllm_lite.tools.demo

@@ -28,6 +28,7 @@ from trtllm_lite.runtime.progress import Progress
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 # Which frequencies it scales; transformers would read such a file as one without rope scaling.
 ROPE_FACTORS = "rope_freqs.weight"
+CONFIG_NAME = "config.json"
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "README.md", "LICENSE*"]
 
 
@@ -88,7 +89,7 @@ def open_checkpoint(model: str, revision: str | None, progress: Progress) -> Che
     if path.is_dir():
         return _open_folder(path, model_id=path.resolve().name, revision=None)
     if HUB_ID.fullmatch(model) and not model.startswith("."):
-        folder = _download(model, revision, progress)
+        folder = _download(model, revision, progress, HUB_FILES)
         # The hub's cache names a snapshot by its commit.
         return _open_folder(folder, model, folder.name)
     raise CheckpointError(
@@ -97,8 +98,30 @@ def open_checkpoint(model: str, revision: str | None, progress: Progress) -> Che
     )
 
 
+def open_config(model: str, revision: str | None, progress: Progress) -> Any:
+    """The transformers configuration of what `open_checkpoint` opens, with the same refusals; the
+    weights of a folder may be missing, those of a hub id are not downloaded."""
+    path = Path(model).expanduser()
+    if revision is not None and path.exists():
+        raise UsageError(f"--revision: {model} is on this machine; only a hub id has revisions")
+    if path.is_dir():
+        return _read_config(path)
+    if not path.exists() and HUB_ID.fullmatch(model) and not model.startswith("."):
+        return _read_config(_download(model, revision, progress, [CONFIG_NAME]))
+    return open_checkpoint(model, revision, progress).config
+
+
 def _open_folder(folder: Path, model_id: str, revision: str | None) -> Checkpoint:
-    config_path = folder / "config.json"
+    config = _read_config(folder)
+    if not checkpoint_files(folder):
+        refuse_pickles(folder)
+        raise CheckpointError(f"{folder}: no .safetensors weights")
+    source = Source(model_id, "safetensors", revision, _license(folder))
+    return Checkpoint(folder, config, source)
+
+
+def _read_config(folder: Path) -> Any:
+    config_path = folder / CONFIG_NAME
     if not config_path.is_file():
         found = ", ".join(sorted(p.name for p in folder.glob("*.gguf"))[:3])
         hint = f"; it holds {found}: give that file" if found else ""
@@ -108,11 +131,7 @@ def _open_folder(folder: Path, model_id: str, revision: str | None) -> Checkpoin
     raw = _read_json(config_path)
     # transformers has its own code for these, and does not look at a map to foreign code.
     check_config(raw, native_model_types=CONFIG_MAPPING.keys())
-    if not checkpoint_files(folder):
-        refuse_pickles(folder)
-        raise CheckpointError(f"{folder}: no .safetensors weights")
-    source = Source(model_id, "safetensors", revision, _license(folder))
-    return Checkpoint(folder, _config(str(folder)), source)
+    return _config(str(folder))
 
 
 def _open_gguf(path: Path) -> Checkpoint:
@@ -162,7 +181,7 @@ def _license(folder: Path) -> str | None:
     return found.group(1) if found else None
 
 
-def _download(model: str, revision: str | None, progress: Progress) -> Path:
+def _download(model: str, revision: str | None, progress: Progress, patterns: list[str]) -> Path:
     try:
         import huggingface_hub
     except ImportError as error:
@@ -170,7 +189,7 @@ def _download(model: str, revision: str | None, progress: Progress) -> Path:
     progress.step(f"download {model}")
     try:
         folder = huggingface_hub.snapshot_download(
-            model, revision=revision, allow_patterns=HUB_FILES
+            model, revision=revision, allow_patterns=patterns
         )
     except Exception as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]

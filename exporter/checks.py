@@ -32,12 +32,14 @@ def _groups(prompts: Sequence[Prompt]) -> Iterator[list[Prompt]]:
 
 @dataclass
 class Findings:
-    """What the checks have measured so far; the largest distance of each kind."""
+    """What the checks have measured so far; the largest distance of each kind. `greedy_gap`: by how
+    much the reference's logit of a chosen token is below its largest one, at most."""
 
     prompts: list[PromptParity] = field(default_factory=list)
     logit_scale: float = 0.0
     agreed: int = 0
     compared: int = 0
+    greedy_gap: float = 0.0
     distances: dict[str, float] = field(default_factory=dict)
     worst_tokens: list[int] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
@@ -115,6 +117,9 @@ class Checks:
         divergence = None if right.all() else int(np.argmin(right))
         # After the first divergence both sides still see the same tokens, so all steps compare.
         findings.widen("logits", logits, expected)
+        chosen = np.take_along_axis(expected, np.array(tokens)[:, None], axis=1)[:, 0]
+        gap = float(np.max(expected.max(axis=1) - chosen))
+        findings.greedy_gap = max(findings.greedy_gap, gap)
         steps = [relative_kl(e, g) for e, g in zip(expected, logits, strict=True)]
         findings.logit_scale = max(findings.logit_scale, float(np.abs(expected).max()))
         findings.agreed += int(right.sum())

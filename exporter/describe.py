@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.metadata
+from collections.abc import Collection
 from pathlib import Path
 
 import trtllm_lite
@@ -25,6 +26,7 @@ def describe(
     limits: Limits,
     tokenizer: TokenizerFiles,
     files: tuple[FileEntry, ...],
+    float32_values: Collection[str] = (),
 ) -> Manifest:
     """The manifest of the graphs and files of one export."""
     return Manifest(
@@ -41,6 +43,7 @@ def describe(
         tokenizer=tokenizer.tokenizer,
         chat_template=tokenizer.chat_template,
         generation_config=tokenizer.generation_config,
+        float32_values=tuple(sorted(float32_values)),
         producer=_producer(),
     )
 

@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
+from trtllm_lite.exporter.external_data import NUMPY_DTYPES
 from trtllm_lite.exporter.passes import SKIP, SUM, scopes
 from trtllm_lite.exporter.reference import LAYER, Reference
 from trtllm_lite.runtime.bundle import Bundle
@@ -16,6 +17,8 @@ from trtllm_lite.runtime.bundle import Bundle
 Array = npt.NDArray[Any]
 # Far above the noise of float32 sums in another order, far below any real mistake.
 DEPARTS = 1e-3
+# The same for half precision.
+HALF_DEPARTS = 0.05
 # The same for quantized weights, whose noise grows from layer to layer.
 QUANTIZED_DEPARTS = 0.3
 MAX_TOKENS = 256
@@ -47,7 +50,8 @@ def hidden_states(bundle: Bundle, token_ids: list[int]) -> list[Array]:
         model.graph.outputs.append(value)
     session = _session(ir.to_proto(model), bundle.folder)
     names = [str(v.name) for v in outputs]
-    return [out[0] for out in session.run(names, _feeds(bundle, token_ids))]
+    found = session.run(names, _feeds(bundle, token_ids))
+    return [out[0].astype(np.float32) for out in found]
 
 
 def layer_outputs(model: ir.Model) -> list[ir.Value]:
@@ -107,6 +111,7 @@ def _feeds(bundle: Bundle, token_ids: list[int]) -> dict[str, Array]:
         "past_lens": np.zeros(1, np.int32),
         "query_lens": np.array([count], np.int32),
         "context_lens": np.array([count], np.int32),
+        "max_total_len": np.array([count], np.int32),
         "logits_indices": np.arange(count)[None],
     }
     feeds = {}
@@ -114,9 +119,8 @@ def _feeds(bundle: Bundle, token_ids: list[int]) -> dict[str, Array]:
         if spec.role in by_role:
             feeds[spec.name] = by_role[spec.role]
         else:
-            feeds[spec.name] = np.zeros(
-                (1, int(spec.shape[1]), count, int(spec.shape[3])), np.float32
-            )
+            shape = 1, int(spec.shape[1]), count, int(spec.shape[3])
+            feeds[spec.name] = np.zeros(shape, NUMPY_DTYPES[spec.dtype])
     return feeds
 
 

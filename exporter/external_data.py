@@ -29,13 +29,20 @@ FLOAT_DTYPES: dict[str, Any] = {
     "float16": np.float16,
     "bfloat16": ml_dtypes.bfloat16,
 }
-NUMPY_DTYPES: dict[str, Any] = {**FLOAT_DTYPES, "uint8": np.uint8, "int8": np.int8}
+NUMPY_DTYPES: dict[str, Any] = {
+    **FLOAT_DTYPES,
+    "uint8": np.uint8,
+    "int8": np.int8,
+    "float8e4m3fn": ml_dtypes.float8_e4m3fn,
+}
 IR_DTYPES = {
     "float32": ir.DataType.FLOAT,
     "float16": ir.DataType.FLOAT16,
     "bfloat16": ir.DataType.BFLOAT16,
     "uint8": ir.DataType.UINT8,
     "int8": ir.DataType.INT8,
+    "int4": ir.DataType.INT4,
+    "float8e4m3fn": ir.DataType.FLOAT8E4M3FN,
 }
 
 Array = npt.NDArray[Any]
@@ -68,6 +75,8 @@ class Stored:
 
     @property
     def nbytes(self) -> int:
+        if self.dtype == "int4":
+            return -(-prod(self.shape) // 2)
         return prod(self.shape) * int(np.dtype(NUMPY_DTYPES[self.dtype]).itemsize)
 
 
@@ -185,7 +194,7 @@ def _encoded(
         kept.update({part: [array] for part, array in encoder.rest().items()})
     for tensor in others:
         for array in kept.pop(tensor.part):
-            yield tensor, array
+            yield tensor, _converted(array, tensor.dtype, tensor.name)
 
 
 def _encoder(recipe: Recipe, quantizer: Quantizer) -> Encoder:

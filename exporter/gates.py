@@ -16,10 +16,13 @@ from trtllm_lite.exporter.checks import Findings
 from trtllm_lite.exporter.quality.measure import Quality
 from trtllm_lite.exporter.quality.phases import PhaseQuality
 from trtllm_lite.exporter.quantize.formats import (
+    FP8_DQ,
     INT4_BLOCK32,
     INT4_BLOCK64,
+    INT4_DQ,
     INT8_BLOCK32,
     INT8_BLOCK64,
+    INT8_DQ,
     NONE,
     W8A8,
 )
@@ -36,6 +39,9 @@ NATIVE_PHASES = tuple(f"{p}{part}" for p in (NATIVE, *NARROW_PHASES) for part in
 # Float32 sums in another order; relative to the largest logit.
 LOGIT_TOLERANCE = 5e-5
 KL_LIMIT = 1e-5
+# Half precision: what each layer rounds adds up; relative to the largest logit.
+HALF_TOLERANCE = {"float16": 0.01, "bfloat16": 0.08}
+HALF_MEAN_KL = {"float16": 1e-3, "bfloat16": 2e-2}
 # Quantized: sums in another order now and then round an activation to its other neighbour.
 ROUNDED_TOLERANCE = 0.05
 # Prefill and decode then differ in kernels, and mostly in formats.
@@ -61,6 +67,10 @@ QUALITY: Mapping[str, Limits] = {
     # At least as good as llama.cpp's Q4_K_M of the same weights, 1.052 on its own text.
     INT4_BLOCK32.name: Limits(1.052),
     INT4_BLOCK64.name: Limits(1.052),
+    **dict.fromkeys((f.name for f in INT8_DQ), Limits(1.010, 0.96)),
+    **dict.fromkeys((f.name for f in INT4_DQ), Limits(1.052)),
+    # Three bits of fraction: between the two.
+    **dict.fromkeys((f.name for f in FP8_DQ), Limits(1.025)),
 }
 
 
@@ -78,6 +88,22 @@ def exact_gates(findings: Findings) -> tuple[Gate, ...]:
     for name in ("chunked_equals_whole", "decode_equals_prefill", "batched_equals_alone"):
         gates.append(_distance(findings, name, limit))
     return tuple(gates)
+
+
+def half_gates(findings: Findings, dtype: str) -> tuple[Gate, ...]:
+    """The gates of plain weights that are computed with in half precision. Where it chooses another
+    token than the reference, the reference has to find both nearly as likely."""
+    limit = HALF_TOLERANCE[dtype] * findings.logit_scale
+    worst = max((p.mean_kl for p in findings.prompts), default=UNBOUNDED)
+    meaning = "nats a token of the worst prompt"
+    return (
+        at_most("prompts_mean_kl", worst, HALF_MEAN_KL[dtype], meaning),
+        at_most("logits_max_abs", findings.distances["logits"], limit),
+        at_most("greedy_gap", findings.greedy_gap, limit),
+        _distance(findings, "chunked_equals_whole", limit),
+        _distance(findings, "decode_equals_prefill", limit),
+        _distance(findings, "batched_equals_alone", limit),
+    )
 
 
 def quantized_gates(

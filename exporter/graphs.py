@@ -1,7 +1,7 @@
-"""A checkpoint's configuration -> the two finished graphs, with no weight read."""
+"""A checkpoint's configuration -> the finished graphs, with no weight read."""
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from trtllm_lite.exporter.contract import graph_spec, kv_spec
 from trtllm_lite.exporter.graft import PROBE, AttentionFacts, probe
 from trtllm_lite.exporter.lowering import Target
 from trtllm_lite.exporter.passes import (
+    compute_in,
     drop_trace_notes,
     drop_unused_weights,
     external_weights,
@@ -28,17 +29,16 @@ from trtllm_lite.exporter.trace import quiet, trace
 from trtllm_lite.exporter.wrapper import SelectRows
 from trtllm_lite.models.longrope import graft_longrope
 from trtllm_lite.runtime.errors import TrtllmLiteError, UnsupportedError
-from trtllm_lite.runtime.manifest import GraphSpec, KVSpec, Phase
+from trtllm_lite.runtime.manifest import GraphSpec, KVSpec
 from trtllm_lite.runtime.progress import Progress
-
-PHASES: tuple[Phase, ...] = ("prefill", "decode")
 
 Array = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Graphs:
-    """Both graphs, their specifications, the cache contract, and the model's skeleton.
+    """The graphs, their specifications, the cache contract, what they are lowered for, and the
+    model's skeleton.
 
     tables: weights of the graphs that are no parameter of the model, float32, with their numbers.
     """
@@ -49,6 +49,7 @@ class Graphs:
     specs: tuple[GraphSpec, ...]
     models: tuple[ir.Model, ...]
     counts: dict[str, int]
+    target: Target
     tables: dict[str, Array] = field(default_factory=dict)
 
     @property
@@ -100,27 +101,49 @@ def build_graphs(
 ) -> Graphs:
     """Graft, trace, lower. Raises UnsupportedError naming what is not supported.
 
-    dtype: what the weights are going to be stored in. In less than float32, 1 + w is not what the
-    reference computes from a rounded w, and stays a node.
+    dtype: what the weights are going to be stored in. Where the arithmetic is float32 all the same,
+    1 + w is not what the reference computes from a rounded w, and stays a node.
     """
     progress.step("probe the model")
     skeleton, facts, recompute_at = _graft(config, max_model_len)
     kv = kv_spec(facts, "float32", recompute_at)
-    specs = tuple(graph_spec(phase, kv, config.vocab_size) for phase in PHASES)
     progress.step("trace")
-    model = trace(skeleton, facts, specs[0], target)
+    model = trace(skeleton, facts, graph_spec("prefill", kv, config.vocab_size), target)
     progress.step("lower")
     counts = _lower(model, target, max_model_len)
-    if dtype == "float32":
+    if dtype == "float32" or target.computes_in_dtype:
         counts["fold_offsets"] = fold_offsets(model)
     tables = take_tables(model)
-    # Both phases compute the same: they differ in the formats of their weights.
-    models = tuple(_named(model.clone(), spec.phase) for spec in specs)
-    return Graphs(skeleton, tuple(facts), kv, specs, models, counts, tables)
+    if dtype != "float32" and target.computes_in_dtype:
+        counts["compute_in"] = compute_in(model, dtype)
+        kv = replace(kv, dtype=dtype)
+    specs = _specs(target, kv, config.vocab_size)
+    models = tuple(_of_phase(model.clone(), spec, target, counts) for spec in specs)
+    return Graphs(skeleton, tuple(facts), kv, specs, models, counts, target, tables)
 
 
-def _named(model: ir.Model, phase: Phase) -> ir.Model:
-    model.graph.name = phase
+def _specs(target: Target, kv: KVSpec, vocab_size: int) -> tuple[GraphSpec, ...]:
+    one = target.one_token_decode
+    return tuple(
+        graph_spec(
+            phase,
+            kv,
+            vocab_size,
+            multi_token=not (one and phase == "decode"),
+            more=target.more_inputs,
+            more_outputs=target.more_outputs,
+        )
+        for phase in target.phases
+    )
+
+
+def _of_phase(model: ir.Model, spec: GraphSpec, target: Target, counts: dict[str, int]) -> ir.Model:
+    """The traced graph as that of one table; phases without passes of their own compute the same,
+    and differ in the formats of their weights."""
+    model.graph.name = spec.phase
+    for name, rewrite in target.phase_passes(spec):
+        counts[f"{spec.phase}.{name}"] = rewrite(model)
+    drop_unused_weights(model)
     return model
 
 

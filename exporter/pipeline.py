@@ -2,7 +2,7 @@
 
 import dataclasses
 import resource
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from trtllm_lite.exporter.options import ExportOptions
 from trtllm_lite.exporter.quantize.apply import FormatSize, Prepared, prepare
 from trtllm_lite.exporter.quantize.calibrate import NOT_CALIBRATED, Calibrated, Text, calibrate
 from trtllm_lite.exporter.quantize.rewrite import find_linears
+from trtllm_lite.exporter.scout.apply import put_islands, scout_prompts
 from trtllm_lite.exporter.tokenizer_files import TokenizerFiles, write_tokenizer_files
 from trtllm_lite.exporter.weight_names import check_shapes, match_names, refuse_unused, renamed
 from trtllm_lite.exporter.weights import MappedSource
@@ -37,6 +38,8 @@ from trtllm_lite.runtime.progress import Progress
 
 # What each request tries, in order, until a certificate passes.
 ATTEMPTS = {"auto": ("int8", "none")}
+# Weights alone in 8 bits lose nothing that a calibration text could win back.
+TENSORRT_INT8 = ("tensorrt", "int8")
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ def _open(options: ExportOptions, clock: Clock) -> _Job:
     checkpoint = open_checkpoint(options.model, options.revision, clock)
     config = truncated(checkpoint.config, options.num_layers)
     refuse_unsupported(config)
-    limits = Limits(options.max_num_seqs, _max_model_len(config, options.max_model_len))
+    limits = Limits(options.max_num_seqs, longest_sequence(config, options.max_model_len))
     target = find_target(options.target)
     graphs = build_graphs(config, target, limits.max_model_len, clock, options.dtype)
     return _Job(checkpoint, graphs, limits, _source(checkpoint, graphs, options))
@@ -132,7 +135,8 @@ def _attempt(
     asked: ExportOptions, quantize: str, job: _Job, clock: Clock, why: str
 ) -> ExportReport:
     """One bundle. Raises VerificationError when its certificate fails."""
-    options = dataclasses.replace(asked, quantize=quantize)
+    prefill = None if quantize == "none" else asked.prefill_format
+    options = dataclasses.replace(asked, quantize=quantize, prefill_format=prefill)
     if options.dry_run or options.kv_dtype not in (AUTO, PLAIN_CACHE):
         # Before any work: a cache that cannot be had is refused.
         prepared = _prepared(options, job)
@@ -169,7 +173,7 @@ def _calibrated(
     options: ExportOptions, job: _Job, folder: Path, tokenizer: TokenizerFiles, progress: Progress
 ) -> Calibrated:
     """What the calibration text says, where it is asked."""
-    if options.quantize == "none":
+    if options.quantize in ("none", "fp8") or (options.target, options.quantize) == TENSORRT_INT8:
         return NOT_CALIBRATED
     encode = None if tokenizer.tokenizer is None else _encoder(folder / tokenizer.tokenizer)
     vocab_size = job.graphs.skeleton.model.config.vocab_size
@@ -200,18 +204,48 @@ def _write(
     source = job.source.scaled(calibrated.scalings)
     written = write_weights(folder / WEIGHTS, stored, source, calibrated.quantizer, progress)
     progress.step("write the graphs")
-    for spec, model in zip(graphs.specs, graphs.models, strict=True):
+    for model in graphs.models:
         bind(model, stored, WEIGHTS)
+    wide = _put_islands(options, job, graphs, tokenizer, folder, progress)
+    for spec, model in zip(graphs.specs, graphs.models, strict=True):
         ir.save(model, folder / spec.file)
+    for graph in _different(folder / spec.file for spec in graphs.specs):
+        graphs.target.check(graph)
     names = [s.file for s in graphs.specs]
     if prepared.native is not None:
         places, kinds = layout(stored)[0], prepared.kv_dtypes
         names += write_native(folder, prepared.native, places, kinds, calibrated.cache)
     names += [n for n in _tokenizer_names(tokenizer) if n is not None]
     files = (written, *(file_entry(folder, name) for name in names))
-    manifest = describe(options, job.checkpoint, prepared, job.limits, tokenizer, files)
+    manifest = describe(options, job.checkpoint, prepared, job.limits, tokenizer, files, wide)
     write_manifest(folder, manifest)
     return manifest
+
+
+def _put_islands(
+    options: ExportOptions,
+    job: _Job,
+    graphs: Graphs,
+    tokenizer: TokenizerFiles,
+    folder: Path,
+    progress: Progress,
+) -> frozenset[str]:
+    """What float16 arithmetic keeps in float32, where it is looked for."""
+    if options.dtype != "float16" or not graphs.target.computes_in_dtype or not options.scout:
+        return frozenset()
+    progress.step("look for values beyond float16")
+    encode = None if tokenizer.tokenizer is None else _encoder(folder / tokenizer.tokenizer)
+    vocab_size = graphs.skeleton.model.config.vocab_size
+    prompts = scout_prompts(encode, vocab_size, job.limits.max_model_len)
+    names = put_islands(graphs.specs, graphs.models, graphs.kv, folder, prompts, progress)
+    if names:
+        progress.note(f"{len(names)} values go beyond float16 and stay float32")
+    return names
+
+
+def _different(files: Iterable[Path]) -> list[Path]:
+    """One file of those with the same content."""
+    return list({file.read_bytes(): file for file in files}.values())
 
 
 def _source(checkpoint: Checkpoint, graphs: Graphs, options: ExportOptions) -> MappedSource:
@@ -281,7 +315,9 @@ def _report(
     )
 
 
-def _max_model_len(config: Any, asked: int | None) -> int:
+def longest_sequence(config: Any, asked: int | None) -> int:
+    """Tokens of the longest sequence: what is asked for, or what the checkpoint declares. Raises
+    UsageError where it declares less, or nothing and nothing is asked for."""
     declared: int | None = getattr(config, "max_position_embeddings", None)
     if declared is None:
         if asked is None:

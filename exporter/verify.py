@@ -17,10 +17,16 @@ import psutil
 from trtllm_lite.exporter.certificate import Certificate, Gate, QualityRecord
 from trtllm_lite.exporter.checkpoint import Checkpoint, open_checkpoint
 from trtllm_lite.exporter.checks import Checks, Findings
-from trtllm_lite.exporter.diagnose import DEPARTS, QUANTIZED_DEPARTS, first_departure
+from trtllm_lite.exporter.diagnose import (
+    DEPARTS,
+    HALF_DEPARTS,
+    QUANTIZED_DEPARTS,
+    first_departure,
+)
 from trtllm_lite.exporter.gates import (
     NATIVE_PHASES,
     exact_gates,
+    half_gates,
     is_quantized,
     only_cache_failed,
     quality_records,
@@ -33,7 +39,7 @@ from trtllm_lite.exporter.quality.texts import WINDOW, text_windows
 from trtllm_lite.exporter.quantize.formats import NONE, W8A8
 from trtllm_lite.exporter.quantize.plan import SAME
 from trtllm_lite.exporter.reference import Reference, load_reference, needed_bytes
-from trtllm_lite.runtime.backends import open_session
+from trtllm_lite.runtime.backends import open_for_proof
 from trtllm_lite.runtime.backends.base import Session, SessionOptions
 from trtllm_lite.runtime.bundle import Bundle, open_bundle
 from trtllm_lite.runtime.errors import TrtllmLiteError, UsageError
@@ -106,7 +112,7 @@ def _certify(
     reference = load_reference(checkpoint, options.dtype, options.num_layers)
     progress.step("open the bundle")
     capacity = bundle.manifest.limits.max_model_len + max(CHUNKS)
-    session = open_session(
+    session = open_for_proof(
         bundle, SessionOptions(num_slots=4, capacity=capacity, kernels="onnxruntime")
     )
     try:
@@ -198,7 +204,9 @@ def _judge(
     manifest = bundle.manifest
     formats, vocab = manifest.quantization, manifest.model.vocab_size
     if not is_quantized(formats):
-        return exact_gates(findings), ()
+        half = manifest.kv.dtype != "float32"
+        gates = half_gates(findings, manifest.kv.dtype) if half else exact_gates(findings)
+        return gates, ()
     checks.progress.step("measure the quality on a text")
     encode = None if manifest.tokenizer is None else Tokenizer.from_bundle(bundle).encode
     windows = text_windows("quality", encode, vocab, min(WINDOW, manifest.limits.max_model_len))
@@ -221,7 +229,7 @@ def _native_qualities(bundle: Bundle, checks: Checks, windows: Array) -> dict[st
         )
         for kind in cache_dtypes(bundle):
             try:
-                session = open_session(bundle, dataclasses.replace(plain, kv_dtype=kind))
+                session = open_for_proof(bundle, dataclasses.replace(plain, kv_dtype=kind))
             except UsageError:
                 return {}
             checks.progress.step(f"measure the quality of the native kernels, {kind} cache")
@@ -249,7 +257,8 @@ def _cause(
             return "the type of the KV cache loses too much: export with --kv-dtype float32"
         kinds = f"prefill {formats.prefill}, decode {formats.decode}"
         return f"the formats ({kinds}) lose too much: {_wider(formats)}"
-    departs = QUANTIZED_DEPARTS if is_quantized(formats) else DEPARTS
+    half = bundle.manifest.kv.dtype != "float32"
+    departs = QUANTIZED_DEPARTS if is_quantized(formats) else HALF_DEPARTS if half else DEPARTS
     return first_departure(bundle, reference, findings.worst_tokens, departs)
 
 
@@ -316,7 +325,7 @@ def _options_of(bundle: Bundle, reference: str, folder: Path) -> ExportOptions:
         max_model_len=manifest.limits.max_model_len,
         max_num_seqs=manifest.limits.max_num_seqs,
         quantize=_quantize_of(manifest.quantization),
-        prefill_format=_prefill_format_of(manifest.quantization),
+        prefill_format=_prefill_format_of(manifest),
         kv_dtype=next(iter(cache_dtypes(bundle)), PLAIN_CACHE),
     )
 
@@ -325,11 +334,12 @@ def _quantize_of(formats: Quantization) -> str:
     """The option that makes a bundle of these formats."""
     if not is_quantized(formats):
         return NONE
-    return "int4" if formats.decode.startswith("int4") else "int8"
+    return next((q for q in ("int4", "fp8") if formats.decode.startswith(q)), "int8")
 
 
-def _prefill_format_of(formats: Quantization) -> str | None:
-    if not is_quantized(formats):
+def _prefill_format_of(manifest: Manifest) -> str | None:
+    formats = manifest.quantization
+    if not is_quantized(formats) or manifest.target == "tensorrt":
         return None
     return W8A8.name if formats.prefill == W8A8.name else SAME
 

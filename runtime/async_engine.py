@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from trtllm_lite.runtime.backends.base import KernelChoice
+from trtllm_lite.runtime.backends.choice import BackendChoice
 from trtllm_lite.runtime.config import EngineConfig, Speculation
 from trtllm_lite.runtime.doorbell import Doorbell
 from trtllm_lite.runtime.engine import EngineStats
@@ -54,6 +55,7 @@ class AsyncLLM:
         kernels: KernelChoice = "auto",
         rounding: Rounding = "fast",
         kv_dtype: KVChoice = "auto",
+        backend: BackendChoice = "auto",
     ) -> None:
         options = LoadOptions(
             max_num_seqs=max_num_seqs,
@@ -72,6 +74,7 @@ class AsyncLLM:
             kernels=kernels,
             rounding=rounding,
             kv_dtype=kv_dtype,
+            backend=backend,
         )
         self._start(load(bundle, options))
 
@@ -127,6 +130,7 @@ class AsyncLLM:
         request_id: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         final_only: bool = False,
         **template_kwargs: Any,
     ) -> RequestStream:
@@ -134,7 +138,7 @@ class AsyncLLM:
         alone (`final_only`), which costs less. Tokenizing does not hold up the event loop. Raises
         RequestError when it can never be served, or its id is in use."""
         source = Source(prompt, messages, prompt_token_ids)
-        options = ChatOptions(tools, add_generation_prompt, template_kwargs)
+        options = ChatOptions(tools, add_generation_prompt, template_kwargs, continue_final_message)
         stream = await self._stream(source, params, options, request_id)
         await stream.start(final_only=final_only)
         return stream
@@ -149,11 +153,12 @@ class AsyncLLM:
         request_id: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **template_kwargs: Any,
     ) -> RequestOutput:
         """The final result of one request. Cancelling the call ends the request."""
         source = Source(prompt, messages, prompt_token_ids)
-        options = ChatOptions(tools, add_generation_prompt, template_kwargs)
+        options = ChatOptions(tools, add_generation_prompt, template_kwargs, continue_final_message)
         stream = await self._stream(source, params, options, request_id)
         await stream.start(final_only=True)
         return await anext(stream)

@@ -17,6 +17,7 @@ import jinja2
 import jinja2.meta
 
 from trtllm_lite.runtime.chat_messages import Message, check_messages, plain
+from trtllm_lite.runtime.continuation import Continuation
 from trtllm_lite.runtime.errors import BundleError, RequestError
 from trtllm_lite.runtime.template_cost import MAX_TEXT, Budget, TemplateCostError
 from trtllm_lite.runtime.template_sandbox import BUDGET, Refusal, TemplateSandbox
@@ -69,26 +70,35 @@ class ChatTemplate:
         *,
         tools: object = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **kwargs: object,
     ) -> str:
         """The prompt text of a conversation.
 
         `messages` are checked by `check_messages`. `tools` is a list of JSON schemas of functions,
-        or None. Further names go to the template, if it uses them. Raises RequestError for what is
-        malformed, what the template does not use, and what the template refuses.
+        or None. `continue_final_message`, which needs add_generation_prompt False: the text ends
+        where the content of the last message does, an assistant's. Further names go to the
+        template, if it uses them. Raises RequestError for what is malformed, what the template
+        does not use, and what the template refuses.
         """
+        checked = self._check_messages(messages)
+        start = _check_flag("add_generation_prompt", add_generation_prompt)
+        goes_on = None
+        if _check_flag("continue_final_message", continue_final_message):
+            goes_on = Continuation.of(checked, starts_answer=start)
         values: dict[str, object] = {
-            "messages": self._check_messages(messages),
+            "messages": checked,
             "tools": self._check_tools(tools),
-            "add_generation_prompt": _check_flag("add_generation_prompt", add_generation_prompt),
+            "add_generation_prompt": start,
             "documents": None,
             **{name: self._check_extra(name, value) for name, value in kwargs.items()},
         }
         try:
-            return self._run(values)
+            text = self._run(values)
         # A template fails in whatever way its author did not think of.
         except Exception as error:
             raise RequestError("messages", f"the chat template {_reason(error)}") from error
+        return text if goes_on is None else goes_on.end_of(text)
 
     def _probe(self) -> None:
         values: dict[str, object] = {"messages": list(_PROBE), "tools": None, "documents": None}

@@ -222,6 +222,8 @@ class Engine:
         ids = frozenset(row.sequence.request.id for row in rows if batch.phase == "prefill")
         if self.unwanted.covers(ids):
             return {row.sequence: Outcome(given_up=True) for row in rows}
+        if self._session.info.top_logits:
+            batch = replace(batch, candidates=self._sampler.candidates(rows))
         try:
             with self.unwanted.running(ids):
                 logits = self._session.run(batch)

@@ -10,7 +10,8 @@ from trtllm_lite.runtime.manifest import GraphSpec, Manifest, Phase, TensorSpec
 from trtllm_lite.runtime.strict_json import shown
 
 MAX_DIM = 2**31 - 1
-PHASES: tuple[Phase, ...] = ("prefill", "decode")
+NEEDED: tuple[Phase, ...] = ("prefill", "decode")
+OPTIONAL: tuple[Phase, ...] = ("extend",)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.:/-]{0,255}")
 _DIM_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
@@ -29,17 +30,23 @@ class _Rule:
 
 
 def check_graphs(manifest: Manifest) -> None:
-    """Raises BundleError unless there is one prefill and one decode graph, each has exactly the
-    tensors that its phase needs, and their dtypes and shapes agree with each other and `kv`."""
+    """Raises BundleError unless there is one prefill and one decode graph, and at most one extend
+    graph, each has exactly the tensors that its phase needs, and their dtypes and shapes agree with
+    each other and `kv`."""
     phases = Counter(graph.phase for graph in manifest.graphs)
-    for phase in PHASES:
+    for phase in NEEDED:
         if phases[phase] != 1:
             text = f"has {phases[phase]} graphs of phase {phase}; exactly one is needed"
             raise BundleError("graphs", text)
+    for phase in OPTIONAL:
+        if phases[phase] > 1:
+            text = f"has {phases[phase]} graphs of phase {phase}; at most one is allowed"
+            raise BundleError("graphs", text)
     shared = [_check_graph(f"graphs[{i}]", g, manifest) for i, g in enumerate(manifest.graphs)]
-    if shared[0] != shared[1]:
-        text = f"KV shapes differ between the graphs: {shared[0]} and {shared[1]}"
-        raise BundleError("graphs[1].inputs", text)
+    for i, other in enumerate(shared):
+        if other != shared[0]:
+            text = f"KV shapes differ between the graphs: {shared[0]} and {other}"
+            raise BundleError(f"graphs[{i}].inputs", text)
 
 
 def _check_graph(at: str, graph: GraphSpec, manifest: Manifest) -> Dims:
@@ -68,7 +75,7 @@ def _check_graph(at: str, graph: GraphSpec, manifest: Manifest) -> Dims:
 
 
 def _takes_chunks(graph: GraphSpec) -> bool:
-    return graph.phase == "prefill" or graph.is_multi_token
+    return graph.phase != "decode" or graph.is_multi_token
 
 
 def _rules(graph: GraphSpec, manifest: Manifest) -> dict[tuple[str, int | None], _Rule]:
@@ -84,6 +91,11 @@ def _rules(graph: GraphSpec, manifest: Manifest) -> dict[tuple[str, int | None],
         rules["logits_indices", None] = _Rule("inputs", "int64", ("batch", "num_logits"))
     if manifest.kv.recompute_at is not None:
         rules["context_lens", None] = _Rule("inputs", "int32", ("batch",))
+    if manifest.target == "cuda":
+        rules["max_total_len", None] = _Rule("inputs", "int32", (1,))
+        best: Dims = ("batch", "num_logits", "candidates")
+        rules["top_logits", None] = _Rule("outputs", "float32", best)
+        rules["top_ids", None] = _Rule("outputs", "int64", best)
     for i, layer in enumerate(manifest.kv.layers):
         shape: Dims = ("batch", layer.num_kv_heads, "capacity", layer.head_dim)
         for part in ("key", "value"):

@@ -60,6 +60,7 @@ class IsolatedTemplate:
         *,
         tools: object = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **kwargs: object,
     ) -> str:
         """See `ChatTemplate.render`. Raises BusyError too, when all processes are taken for the
@@ -70,6 +71,9 @@ class IsolatedTemplate:
             tools=plain("tools", "tools", tools),
             add_generation_prompt=plain(
                 "add_generation_prompt", "add_generation_prompt", add_generation_prompt
+            ),
+            continue_final_message=plain(
+                "continue_final_message", "continue_final_message", continue_final_message
             ),
             extra=extra,
         )

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from trtllm_lite.runtime.backends.base import KernelChoice
+from trtllm_lite.runtime.backends.choice import BackendChoice
 from trtllm_lite.runtime.config import EngineConfig, Speculation
 from trtllm_lite.runtime.engine import EngineStats
 from trtllm_lite.runtime.engine_thread import Delivery, EngineThread
@@ -57,6 +58,9 @@ class LLM:
         computes at most 24 tokens, as in decoding: slower only with many requests at once.
     kv_dtype: of the KV cache: "auto" is what the bundle was made for, where our kernels run, and
         float32 elsewhere; "float32", "float16" and "int8" are that or an error.
+    backend: "tensorrt" runs the plans that `trtllm-lite build` made of a bundle for TensorRT,
+        "onnxruntime" its graphs on the CPU; "auto" is the one that the bundle is for, and for
+        TensorRT bundles whose plans cannot be run here ONNX Runtime, with a warning that says why.
 
     Raises BundleError, UsageError or MissingExtraError.
     """
@@ -81,6 +85,7 @@ class LLM:
         kernels: KernelChoice = "auto",
         rounding: Rounding = "fast",
         kv_dtype: KVChoice = "auto",
+        backend: BackendChoice = "auto",
     ) -> None:
         options = LoadOptions(
             max_num_seqs=max_num_seqs,
@@ -99,6 +104,7 @@ class LLM:
             kernels=kernels,
             rounding=rounding,
             kv_dtype=kv_dtype,
+            backend=backend,
         )
         self._start(load(bundle, options))
 
@@ -173,15 +179,17 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **template_kwargs: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of messages) or several; one result each.
 
-        `template_kwargs` are further variables of the bundle's chat template. Without parameters
-        those of `default_params` are used, and an answer may fill the context. Errors as in
-        `generate`.
+        `continue_final_message`, with add_generation_prompt False: the answer goes on with the
+        last message, an assistant's. `template_kwargs` are further variables of the bundle's chat
+        template. Without parameters those of `default_params` are used, and an answer may fill the
+        context. Errors as in `generate`.
         """
-        options = ChatOptions(tools, add_generation_prompt, template_kwargs)
+        options = ChatOptions(tools, add_generation_prompt, template_kwargs, continue_final_message)
         many = _as_many_conversations(messages)
         return self._complete(
             self._maker.from_messages(conversation, each, options)
@@ -197,6 +205,7 @@ class LLM:
         prompt_token_ids: Sequence[int] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **template_kwargs: Any,
     ) -> ResultStream:
         """Growing results of one prompt, conversation or list of token ids.
@@ -205,7 +214,7 @@ class LLM:
         Each result holds all of the text so far and, as `delta`, what is new.
         """
         source = Source(prompt, messages, prompt_token_ids)
-        options = ChatOptions(tools, add_generation_prompt, template_kwargs)
+        options = ChatOptions(tools, add_generation_prompt, template_kwargs, continue_final_message)
         return ResultStream(self._thread, self._maker.make(source, params, options))
 
     def close(self) -> None:

@@ -15,10 +15,13 @@ from trtllm_lite.runtime.backends.base import (
     SessionOptions,
     Spin,
 )
+from trtllm_lite.runtime.backends.choice import BackendChoice, choose_plans, plan_limits
+from trtllm_lite.runtime.backends.tensorrt import FoundPlans
 from trtllm_lite.runtime.bundle import Bundle, open_bundle
 from trtllm_lite.runtime.chat_template import ChatTemplate
 from trtllm_lite.runtime.config import EngineConfig, Speculation
 from trtllm_lite.runtime.engine import Engine
+from trtllm_lite.runtime.engines.store import Need
 from trtllm_lite.runtime.errors import BundleError, UsageError
 from trtllm_lite.runtime.generation_config import GenerationDefaults, read_generation_config
 from trtllm_lite.runtime.grammar import GrammarCompiler
@@ -28,7 +31,7 @@ from trtllm_lite.runtime.host_cache import HostCache, host_cache
 from trtllm_lite.runtime.host_tuning import Tuning
 from trtllm_lite.runtime.isolated_template import IsolatedTemplate
 from trtllm_lite.runtime.kv_dtype import KVChoice
-from trtllm_lite.runtime.manifest import Manifest
+from trtllm_lite.runtime.manifest import Limits, Manifest
 from trtllm_lite.runtime.native_table import Rounding
 from trtllm_lite.runtime.native_weights import cache_dtypes, has_native
 from trtllm_lite.runtime.progress import NoProgress, Progress
@@ -63,13 +66,14 @@ class LoadOptions:
     isolate_templates: bool = False
     """Render the chat template in a process of its own: for those who serve strangers."""
     kv_bytes: int | None = None
-    """Memory for KV; None is half of what is available once the weights have theirs."""
+    """Memory of the host for KV; None is half of what is available once the weights have theirs."""
+    backend: BackendChoice = "auto"
 
 
 @dataclass(frozen=True)
 class Parts:
     """What an `LLM` is made of. `tokenizer` and `grammars` are None for a bundle that takes token
-    ids only, `tuning` for a session that was not opened here."""
+    ids only, `tuning` for a session that was not opened here, or has nothing to tune."""
 
     engine: Engine
     config: EngineConfig
@@ -88,12 +92,13 @@ def load(path: str | Path, options: LoadOptions, progress: Progress | None = Non
         bundle = open_verified(folder, cache, _HashSteps(heard).told)
     else:
         bundle = open_bundle(folder, check_hashes=False)
-    config = engine_config(bundle.manifest, options)
+    plans = choose_plans(bundle, options.backend, _need(options))
+    config = _config_within(bundle.manifest, options, plans)
 
     # A backend lets other threads run while it loads. It keeps this one: see `open_graphs`.
     with ThreadPoolExecutor(1, thread_name_prefix="load") as pool:
         text = pool.submit(_text_parts, bundle, options.isolate_templates)
-        session, tuning = _open_session(bundle, config, options, cache, heard)
+        session, tuning = _open_session(bundle, plans, config, options, cache, heard)
     _note_other_cache(bundle, session.info)
     with _closed_on_error(session):
         tokenizer, defaults = text.result()
@@ -119,10 +124,12 @@ class _HashSteps:
             self._progress.step("open the graphs")
 
 
-def engine_config(manifest: Manifest, options: LoadOptions) -> EngineConfig:
-    """The limits of the engine within those of the bundle; KV tokens as if memory were no limit.
-    Raises UsageError with both numbers."""
-    limits = manifest.limits
+def engine_config(
+    manifest: Manifest, options: LoadOptions, limits: Limits | None = None
+) -> EngineConfig:
+    """The limits of the engine within those of the bundle, or of what was built of it; KV tokens as
+    if memory were no limit. Raises UsageError with both numbers."""
+    limits = limits or manifest.limits
     max_num_seqs = _within("max_num_seqs", options.max_num_seqs, limits.max_num_seqs)
     max_model_len = _within("max_model_len", options.max_model_len, limits.max_model_len)
     all_slots = max_num_seqs * max_model_len
@@ -159,6 +166,13 @@ def kv_room(given: int | None, available: int | None) -> int | None:
     return min(known, default=None)
 
 
+def _room(options: LoadOptions, info: SessionInfo) -> int | None:
+    """Bytes for KV that are still to be had; None where all slots have theirs."""
+    if info.kv_reserved:
+        return None
+    return kv_room(options.kv_bytes, available_memory())
+
+
 def _host_cache(folder: Path) -> HostCache | None:
     """None where there is no bundle, which opening it says better."""
     try:
@@ -175,7 +189,7 @@ def _text_parts(bundle: Bundle, isolated: bool) -> tuple[Tokenizer | None, Gener
 
 
 @contextmanager
-def _closed_on_error(session: Session) -> Iterator[None]:
+def _closed_on_error(session: Session | FoundPlans) -> Iterator[None]:
     try:
         yield
     except BaseException:
@@ -183,13 +197,27 @@ def _closed_on_error(session: Session) -> Iterator[None]:
         raise
 
 
+def _need(options: LoadOptions) -> Need:
+    """Of plans; what was not asked for is as they have it."""
+    return Need(
+        options.max_num_seqs or 1, (options.max_model_len or 1) + options.max_num_batched_tokens
+    )
+
+
 def _open_session(
     bundle: Bundle,
+    plans: FoundPlans | None,
     config: EngineConfig,
     options: LoadOptions,
     cache: HostCache | None,
     progress: Progress,
-) -> tuple[Session, Tuning]:
+) -> tuple[Session, Tuning | None]:
+    alone = SessionOptions(config.max_num_seqs, config.capacity)
+    if plans is not None:
+        return plans.open(alone), None
+    if bundle.manifest.target == "cuda":
+        _refuse_host_options(options)
+        return open_session(bundle, alone), None
     return tuned_session(
         lambda session_options: open_session(bundle, session_options),
         SessionOptions(
@@ -218,6 +246,28 @@ def _host(bundle: Bundle, options: LoadOptions) -> Host:
     )
 
 
+def _config_within(
+    manifest: Manifest, options: LoadOptions, plans: FoundPlans | None
+) -> EngineConfig:
+    if plans is None:
+        return engine_config(manifest, options)
+    with _closed_on_error(plans):
+        _refuse_host_options(options)
+        return engine_config(manifest, options, plan_limits(plans))
+
+
+def _refuse_host_options(options: LoadOptions) -> None:
+    """What only ONNX Runtime on the CPU has to choose. Raises UsageError."""
+    default = LoadOptions()
+    for name in _HOST_OPTIONS:
+        value = getattr(options, name)
+        if value != getattr(default, name):
+            raise UsageError(f"{name}: got {value!r}; a GPU has no such choice; leave it out")
+
+
+_HOST_OPTIONS = ("intra_op_num_threads", "spin", "huge_pages", "kernels", "rounding", "kv_dtype")
+
+
 def _spin(wanted: bool | None) -> Spin | None:
     if wanted is None:
         return None
@@ -237,7 +287,7 @@ def _make_engine(
     manifest = bundle.manifest
     config = replace(config, speculation=_speculation(options.speculation, session.info))
     if options.max_kv_tokens is None:
-        room = kv_room(options.kv_bytes, available_memory())
+        room = _room(options, session.info)
         fitting = kv_tokens_that_fit(config, session.info.kv_bytes_per_token, room)
         config = replace(config, max_kv_tokens=fitting)
     engine = Engine(

@@ -11,6 +11,8 @@ Contract of the graphs (all targets):
 * `query_lens` int32 [batch]: valid tokens of the row, 1..seq.
 * `context_lens` int32 [batch] (only where `kv.recompute_at` is set): tokens that the row will hold
   when its present prefill is done; it selects the rope regime of the whole row.
+* `max_total_len` int32 [1] (only of target "cuda", in host memory): at least the largest past_lens
+  + query_lens of the run, and exactly that where seq > 1; see below.
 * `logits_indices` int64 [batch, num_logits]: positions inside the chunk whose logits are wanted;
   normally the one last valid token.
 * `past_key_<i>` / `past_value_<i>` [batch, kv_heads, capacity, head_dim]; `present_*` have the same
@@ -18,9 +20,21 @@ Contract of the graphs (all targets):
   row, padding included. Nothing at or beyond past_lens + query_lens is written; values there,
   NaN included, never reach a result.
 * `logits` float32 [batch, num_logits, vocab].
+* `top_logits` float32 and `top_ids` int64 [batch, num_logits, candidates] (only of target "cuda"):
+  the largest of the logits, falling, and the tokens that they are of.
 
 The two graphs have the same table; they differ in the formats of their weights. A decode graph may
 also leave out `query_lens` and `logits_indices`: it then takes seq == 1 and gives num_logits == 1.
+
+A bundle may have a third graph, of phase "extend", with the table of prefill. Its prefill graph
+then attends over the tokens of its own run alone, so every row of a run has past_lens == 0; extend
+takes all that prefill and decode cannot: the next chunk of a prompt, tokens after a kept prefix,
+several tokens a row. All three write past_lens .. past_lens + seq - 1, padding included, and what
+lies in the cache beyond a row's tokens has to be finite.
+
+Of target "cuda" there are two graphs, the same file twice, so that one session serves both. Their
+attention knows no length of the padding. A run with seq > 1 is therefore one of two: all rows
+begin (past_lens == 0, right-padded, max_total_len == seq), or there is one row, without padding.
 """
 
 from collections.abc import Iterator
@@ -37,14 +51,17 @@ Role = Literal[
     "past_lens",
     "query_lens",
     "context_lens",
+    "max_total_len",
     "logits_indices",
     "past_key",
     "past_value",
     "present_key",
     "present_value",
     "logits",
+    "top_logits",
+    "top_ids",
 ]
-Phase = Literal["prefill", "decode"]
+Phase = Literal["prefill", "decode", "extend"]
 
 MULTI_TOKEN_ROLES: tuple[Role, ...] = ("query_lens", "logits_indices")
 """A decode graph has both of these inputs, or takes one token a row."""
@@ -172,7 +189,11 @@ class Quantization:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All of bundle.json. Written last by the exporter, only read by the runtime."""
+    """All of bundle.json. Written last by the exporter, only read by the runtime.
+
+    float32_values: of the graphs' values, those that stay float32 where `dtype` is float16, because
+    they go beyond it. For people: the casts are in the graphs.
+    """
 
     model: ModelFacts
     source: Source
@@ -187,6 +208,7 @@ class Manifest:
     tokenizer: str | None = None
     chat_template: str | None = None
     generation_config: str | None = None
+    float32_values: tuple[str, ...] = ()
     producer: dict[str, str] = field(default_factory=dict)
     format: str = FORMAT
     format_version: str = FORMAT_VERSION

@@ -26,6 +26,7 @@ class ChatOptions:
     tools: Sequence[Mapping[str, Any]] | None = None
     add_generation_prompt: bool = True
     template: Mapping[str, Any] = field(default_factory=dict)
+    continue_final_message: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ class RequestMaker:
             messages,
             tools=options.tools,
             add_generation_prompt=options.add_generation_prompt,
+            continue_final_message=options.continue_final_message,
             **options.template,
         )
         ids = self.tokenizer.encode(text, add_special_tokens=False)

@@ -9,7 +9,12 @@ import numpy.typing as npt
 from trtllm_lite.runtime.errors import TrtllmLiteError
 from trtllm_lite.runtime.plan import Outcome, PlanRow, PromptLogprobs
 from trtllm_lite.runtime.request import Sequence
-from trtllm_lite.runtime.sampler import Sampled, SequenceSampler, prompt_logprobs
+from trtllm_lite.runtime.sampler import (
+    Sampled,
+    SequenceSampler,
+    candidates_needed,
+    prompt_logprobs,
+)
 
 F32 = npt.NDArray[np.float32]
 
@@ -39,6 +44,20 @@ class RowSampler:
             else:
                 outcomes[row.sequence] = self.take(row, logits[i], best[i])
         return outcomes
+
+    def candidates(self, rows: Ordered[PlanRow]) -> int:
+        """How many of the largest logits of each row matter, 0 when all of some row do."""
+        most = 1
+        for row in rows:
+            if row.all_logits:
+                return 0
+            if row.samples:
+                constrained = row.sequence.request.grammar is not None
+                needed = candidates_needed(row.sequence.params, constrained=constrained)
+                if not needed:
+                    return 0
+                most = max(most, needed)
+        return most
 
     def take(self, row: PlanRow, logits: F32, best: Ordered[int]) -> Outcome:
         """The outcome of a row that ran. `logits` [num_logits, vocab], the last one last, and their

@@ -210,6 +210,14 @@ def check_token_ids(param: str, token_ids: Iterable[int], vocab_size: int) -> No
             raise RequestError(param, f"{message} {vocab_size - 1}")
 
 
+def candidates_needed(params: SamplingParams, *, constrained: bool) -> int:
+    """How many of the largest logits decide on a token, 0 when all of them do. constrained: by a
+    grammar. With top_k, no other setting looks at more than the top_k."""
+    if constrained or params.logprobs is not None or _adjusts(params):
+        return 0
+    return 1 if params.greedy else max(0, params.top_k)
+
+
 def _adjusts(params: SamplingParams) -> bool:
     return bool(params.logit_bias) or params.min_tokens > 0 or _has_penalties(params)
 

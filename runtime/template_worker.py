@@ -39,6 +39,7 @@ class Question:
     messages: list[dict[str, Any]]
     tools: Any
     add_generation_prompt: Any
+    continue_final_message: Any
     extra: dict[str, Any]
 
 
@@ -103,6 +104,7 @@ def _answer(template: ChatTemplate, line: bytes) -> Answer:
             asked.messages,
             tools=asked.tools,
             add_generation_prompt=asked.add_generation_prompt,
+            continue_final_message=asked.continue_final_message,
             **asked.extra,
         )
     except RequestError as error:

@@ -27,6 +27,7 @@ class Template(Protocol):
         *,
         tools: object = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **kwargs: object,
     ) -> str:
         """The prompt text of a conversation."""
@@ -195,6 +196,7 @@ class Tokenizer:
         *,
         tools: object = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **kwargs: object,
     ) -> str:
         """The prompt for a conversation: see `ChatTemplate.render`. Raises RequestError."""
@@ -202,7 +204,11 @@ class Tokenizer:
             action = "use generate with a prompt"
             raise RequestError("messages", f"the bundle has no chat template; {action}")
         return self._template.render(
-            messages, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            **kwargs,
         )
 
     def _ordinary_token(self) -> list[int]:

@@ -102,7 +102,9 @@ def expected_names(tree: Path) -> set[str]:
     found = {f"trtllm_lite/{p.name}" for p in (tree / "trtllm_lite").iterdir() if p.is_file()}
     for part in PARTS:
         for path in (tree / part).rglob("*"):
-            kept = path.suffix in (".py", ".json", ".txt") or path.name == "py.typed"
+            kept = (
+                path.suffix in (".py", ".json", ".toml", ".txt", ".gz") or path.name == "py.typed"
+            )
             if path.is_file() and (kept or path.parent.name in ("static", "docs_page")):
                 found.add(f"trtllm_lite/{path.relative_to(tree).as_posix()}")
     return found

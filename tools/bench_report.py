@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from trtllm_lite import __version__
 from trtllm_lite.runtime.host import physical_cores
 from trtllm_lite.runtime.manifest import MANIFEST_NAME
+from trtllm_lite.runtime.planning.together import Prediction
 from trtllm_lite.tools.bench_breakdown import breakdown, spread
 from trtllm_lite.tools.bench_run import BenchOptions, Point, Sample
 from trtllm_lite.tools.console import Table, format_bytes
@@ -21,7 +23,10 @@ if TYPE_CHECKING:
     from trtllm_lite.runtime.bundle import Bundle
 
 SCHEMA = "trtllm-lite-bench/1"
-COLUMNS = ("input", "output", "requests", "TTFT ms", "TPOT ms", "tokens/s", "limit ms", "of limit")
+COLUMNS = (
+    *("input", "output", "requests", "TTFT ms", "TPOT ms", "tokens/s"),
+    *("TTFT planned", "TPOT planned", "limit ms", "of limit"),
+)
 PACKAGES = ("numpy", "onnxruntime", "onnxruntime-gpu", "tokenizers")
 
 
@@ -44,8 +49,9 @@ def report(
     engine: Mapping[str, Any],
     limit: Limit,
     samples: Mapping[Point, list[Sample]],
+    predicted: Mapping[Point, Prediction] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """The whole result as a JSON document; times in seconds."""
+    """The whole result as a JSON document; times in seconds. predicted: without speculation."""
     return {
         "schema": SCHEMA,
         "machine": machine(),
@@ -55,13 +61,15 @@ def report(
         "options": {**asdict(options), **engine},
         "limit": {**asdict(limit), "tpot": limit.tpot},
         "results": [
-            _result(point, runs, limit) | _breakdown(options, runs)
+            _result(point, runs, limit, predicted.get(point)) | _breakdown(options, runs)
             for point, runs in samples.items()
         ],
     }
 
 
-def _result(point: Point, runs: list[Sample], limit: Limit) -> dict[str, Any]:
+def _result(
+    point: Point, runs: list[Sample], limit: Limit, predicted: Prediction | None
+) -> dict[str, Any]:
     tpot = spread(t for run in runs for t in run.tpot)
     share = limit.tpot / tpot["median"] if limit.tpot is not None and tpot else None
     return {
@@ -69,7 +77,8 @@ def _result(point: Point, runs: list[Sample], limit: Limit) -> dict[str, Any]:
         "ttft": spread(t for run in runs for t in run.ttft),
         "tpot": tpot,
         "tokens_per_second": spread(run.throughput for run in runs),
-        "predicted_tpot": limit.tpot,
+        "predicted": None if predicted is None else asdict(predicted),
+        "limit_tpot": limit.tpot,
         "fraction_of_limit": share,
         "draft_tokens": sum(run.draft_tokens for run in runs),
         "accepted_tokens": sum(run.accepted_tokens for run in runs),
@@ -147,7 +156,8 @@ def result_table(document: Mapping[str, Any]) -> Table:
 
 
 def _row(result: Mapping[str, Any]) -> tuple[str, ...]:
-    share, predicted = result["fraction_of_limit"], result["predicted_tpot"]
+    share, least = result["fraction_of_limit"], result["limit_tpot"]
+    predicted = result["predicted"] or {}
     return (
         str(result["input_len"]),
         str(result["output_len"]),
@@ -155,9 +165,15 @@ def _row(result: Mapping[str, Any]) -> tuple[str, ...]:
         _spread_text(result["ttft"], 1e3),
         _spread_text(result["tpot"], 1e3),
         _spread_text(result["tokens_per_second"], 1.0),
-        "-" if predicted is None else f"{predicted * 1e3:.2f}",
+        _ms(predicted.get("ttft"), 1),
+        _ms(predicted.get("tpot"), 2),
+        _ms(least, 2),
         "-" if share is None else f"{100 * share:.0f}%",
     )
+
+
+def _ms(seconds: float | None, digits: int) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:.{digits}f}"
 
 
 def _spread_text(values: Mapping[str, float] | None, scale: float) -> str:

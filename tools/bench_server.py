@@ -74,6 +74,7 @@ def program_arguments(given: Mapping[str, Any]) -> list[str]:
         "kernels": "--kernels",
         "rounding": "--rounding",
         "kv_dtype": "--kv-dtype",
+        "backend": "--backend",
         "speculation": "--speculation",
     }
     pairs = [(flag, given[name]) for name, flag in flags.items() if name in given]

@@ -23,7 +23,8 @@ PROG = "trtllm-lite"
 
 # In the order of a first session; tools/NAME.py holds a click command called NAME.
 COMMANDS = (
-    *("export", "verify", "inspect", "generate", "chat", "serve", "bench", "families"),
+    *("export", "verify", "build", "inspect", "generate", "chat", "serve", "bench", "plan"),
+    *("families", "doctor", "migrate"),
     "completion",
 )
 

@@ -29,13 +29,25 @@ EXAMPLES = (
 @subcommand("export", examples=EXAMPLES)
 @argument("model", "Hugging Face folder, hub id (owner/name), or GGUF file.")
 @option("Export", "--output", "-o", required=True, type=click.Path(), help="Bundle folder to make.")
-@option("Export", "--target", default="cpu", help="What the graphs are lowered for.")
-@option("Export", "--dtype", default="float32", help="float32, float16 or bfloat16 weights.")
+@option(
+    "Export",
+    "--target",
+    default="cpu",
+    help="What the graphs are lowered for: cpu, cuda (ONNX Runtime on both) or tensorrt.",
+)
+@option(
+    "Export",
+    "--dtype",
+    default="auto",
+    help="float32, float16 or bfloat16 weights; for cuda and tensorrt also the arithmetic and the "
+    "KV cache. Default: float32 for cpu, float16 for the others.",
+)
 @option(
     "Export",
     "--quantize",
     default="none",
-    help="Weights: none, int8, int4, or auto: int8 if its certificate passes, else none.",
+    help="Weights: none, int8, int4, fp8 (tensorrt only), or auto: int8 if its certificate passes, "
+    "else none.",
 )
 @option(
     "Export",
@@ -60,6 +72,12 @@ EXAMPLES = (
 @option("Export", "--revision", help="Branch, tag or commit of a hub id.")
 @option("Export", "--overwrite", is_flag=True, help="Replace a bundle that is already there.")
 @option("Export", "--dry-run", is_flag=True, help="Trace and report; no weights, no bundle.")
+@option(
+    "Export",
+    "--scout/--no-scout",
+    default=True,
+    help="For float16 arithmetic: compute a few texts first, and keep in float32 what goes beyond.",
+)
 @option("Export", "--verify/--no-verify", default=True, help="Prove the bundle against the model.")
 @json_option
 @click.pass_context

@@ -49,7 +49,8 @@ def _steps(report: "ExportReport") -> Table:
 
 def _sizes(report: "ExportReport") -> list[str]:
     manifest, length = report.manifest, report.manifest.limits.max_model_len
-    kind = report.kv_dtypes[0]
+    # Only bundles for the CPU have graphs over another cache beside those of the manifest.
+    kind: str = report.kv_dtypes[0] if manifest.target == "cpu" else manifest.kv.dtype
     token = replace(manifest.kv, dtype=kind).bytes_per_token
     cache = f"{format_bytes(token)} a token, {format_bytes(token * length)} for {length} tokens"
     if kind != manifest.kv.dtype:
@@ -76,5 +77,7 @@ def _closing(options: "ExportOptions", report: "ExportReport") -> list[str]:
         model = shlex.quote(options.model)
         lines += ["Not verified. To prove it against the model:"]
         lines += [f"  trtllm-lite verify {folder} --reference {model}", ""]
-    commands = (f"chat {folder}", f"inspect {folder}", f"bench {folder}")
+    commands = [f"chat {folder}", f"inspect {folder}", f"bench {folder}"]
+    if options.target == "tensorrt":
+        commands.insert(0, f"build {folder}")
     return [*lines, "Next:", *(f"  trtllm-lite {command}" for command in commands)]

@@ -72,13 +72,17 @@ class Shape:
 
 SHAPES = {
     "tiny": Shape(64, 2, 4, 2, 96, 160, True),
+    "135m": Shape(576, 30, 9, 3, 1536, 49152, True),
     "1b": Shape(2048, 16, 32, 8, 8192, 128256, True),
     "8b": Shape(4096, 32, 32, 8, 14336, 128256, False),
 }
 
 
-def make_checkpoint(folder: Path, shape: Shape, *, sparse: bool, seed: int) -> int:
-    """Write config.json and model.safetensors; returns the bytes of the weights."""
+def make_checkpoint(
+    folder: Path, shape: Shape, *, sparse: bool, seed: int, std: float = STD
+) -> int:
+    """Write config.json and model.safetensors; returns the bytes of the weights. `std`: their
+    standard deviation."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(shape.config(), indent=1))
     header, total = _header(shape)
@@ -89,7 +93,7 @@ def make_checkpoint(folder: Path, shape: Shape, *, sparse: bool, seed: int) -> i
             handle.truncate(handle.tell() + total)
             return total
         for _, dims in shape.tensors():
-            for piece in _noise(rng, int(np.prod(dims)), norm=len(dims) == 1):
+            for piece in _noise(rng, int(np.prod(dims)), std, norm=len(dims) == 1):
                 handle.write(piece)
     return total
 
@@ -104,11 +108,11 @@ def _header(shape: Shape) -> tuple[bytes, int]:
     return text + b" " * (-len(text) % 8), end
 
 
-def _noise(rng: np.random.Generator, count: int, *, norm: bool) -> Iterator[bytes]:
+def _noise(rng: np.random.Generator, count: int, std: float, *, norm: bool) -> Iterator[bytes]:
     """Normal noise (ones for norms) as bfloat16, which is the upper half of a float32."""
     while count:
         size = min(count, PIECE)
-        values = np.ones(size, np.float32) if norm else rng.standard_normal(size, np.float32) * STD
+        values = np.ones(size, np.float32) if norm else rng.standard_normal(size, np.float32) * std
         yield (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).tobytes()
         count -= size
 

@@ -155,6 +155,13 @@ speed_options = stacked(
         type=Count(),
         help="Most tokens computed in one step.",
     ),
+    option(
+        "Engine",
+        "--backend",
+        type=click.Choice(["auto", "onnxruntime", "tensorrt"]),
+        default="auto",
+        help="Auto: TensorRT where the bundle is for it and has plans for this GPU.",
+    ),
     option("Engine", "--threads", type=Count(), help="Threads in an operator. Default: measured."),
     option(
         "Engine",
@@ -259,6 +266,7 @@ _LLM_ARGUMENTS = (
     ("kernels", "kernels"),
     ("rounding", "rounding"),
     ("kv_dtype", "kv_dtype"),
+    ("backend", "backend"),
     ("hash_check", "check_hashes"),
     ("prefix_caching", "enable_prefix_caching"),
     ("speculation", "speculation"),

@@ -74,7 +74,8 @@ server_options = stacked(
         "--tool-call-parser",
         type=click.Choice(["auto", "none", *TOOL_FORMAT_NAMES]),
         default="auto",
-        help="How the model writes tool calls. Auto: as its chat template shows.",
+        help="How the model writes tool calls, if its chat template takes tools. Auto: as the "
+        "template shows.",
     ),
     option(
         GROUP,
@@ -111,7 +112,8 @@ server_options = stacked(
         "--drain-timeout",
         type=float,
         default=30.0,
-        help="Seconds for running requests after the signal to stop.",
+        help="Seconds for running requests after the signal to stop. What is left then is aborted, "
+        "and the exit code is 1.",
     ),
     option(
         GROUP,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtllm_lite import __version__
@@ -111,6 +112,8 @@ def planned(
     scale = parse_scale(values["replicas"])
     models = wanted_models(bundles, values["served_model_name"], values["alias"])
     given = LoadOptions(**load_arguments(values), isolate_templates=True)
+    for model in models:
+        _check_target(model.bundle, given)
     options = replica_options(given, models, scale, Machine.this())
     reads = Reads(values["tool_call_parser"], values["reasoning"])
     # A replica need not have this process's working folder.
@@ -121,6 +124,17 @@ def planned(
     replica = ReplicaPlan(opening, inside, __version__)
     by_prefix = values["replica_routing"] == "prefix"
     return FleetPlan(replica, scale, sum(slots), config.max_queue, by_prefix), opening
+
+
+def _check_target(bundle: Path, options: LoadOptions) -> None:
+    """Replicas get parts of the cores and of the memory. Raises UsageError for a GPU's bundle."""
+    target = read_manifest(bundle).target
+    if target == "cuda" or (target == "tensorrt" and options.backend != "onnxruntime"):
+        on_cpu = "" if target == "cuda" else ", or with --backend onnxruntime"
+        raise UsageError(
+            f"--replicas: {bundle} is for {target}, and replicas share cores, not a GPU; serve it "
+            f"without --replicas{on_cpu}"
+        )
 
 
 @dataclass(frozen=True)

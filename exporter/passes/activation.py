@@ -17,6 +17,11 @@ def fuse_activation(model: ir.Model) -> int:
     return sum(_silu(node) or _gelu(node) for node in list(model.graph) if node.op_type == "Mul")
 
 
+def fuse_gelu(model: ir.Model) -> int:
+    """The long form of the tanh GELU -> Gelu (ai.onnx 20)."""
+    return sum(_gelu(node) for node in list(model.graph) if node.op_type == "Mul")
+
+
 def _silu(node: ir.Node) -> bool:
     for x, gate in _orders(node):
         sigmoid = producer(gate, "Sigmoid")

@@ -9,7 +9,7 @@ from trtllm_lite.exporter.native.cache import cache_dtypes
 from trtllm_lite.exporter.native.lower import NativeGraph, lower_native
 from trtllm_lite.exporter.passes import add_storage_casts, drop_unused_weights, external_weights
 from trtllm_lite.exporter.quantize.formats import FORMATS, NONE
-from trtllm_lite.exporter.quantize.plan import FormatPlan, plan_formats
+from trtllm_lite.exporter.quantize.plan import FormatPlan, plan_dequantized, plan_formats
 from trtllm_lite.exporter.quantize.rewrite import find_linears, quantize_graph
 from trtllm_lite.runtime.kv_dtype import KVDtype
 from trtllm_lite.runtime.native_table import PLAIN_CACHE
@@ -58,20 +58,28 @@ def prepare(
     Raises UsageError for a kv_dtype that cannot be had."""
     order = list(graphs.weights)
     models = tuple(model.clone() for model in graphs.models)
-    if dtype != "float32":
+    if dtype != "float32" and not graphs.target.computes_in_dtype:
         for model in models:
             add_storage_casts(model, IR_DTYPES[dtype])
     weights = find_linears(graphs.models)
-    plan = plan_formats(quantize, weights, prefill_format, keep_int8)
+    if graphs.target.dequantizes:
+        plan = plan_dequantized(quantize, weights, keep_int8)
+    else:
+        plan = plan_formats(quantize, weights, prefill_format, keep_int8)
     counts, stored = dict(graphs.counts), list[Stored]()
     for spec, model in zip(graphs.specs, models, strict=True):
-        made, parts = quantize_graph(model, spec.phase, plan, weights)
+        computed = dtype if graphs.target.computes_in_dtype else "float32"
+        made, parts = quantize_graph(model, spec.phase, plan, weights, computed)
         counts |= {f"{spec.phase}.{name}": count for name, count in made.items()}
         stored += parts
         drop_unused_weights(model)
+    for model in models:
+        for name, rewrite in graphs.target.finish:
+            counts[name] = counts.get(name, 0) + rewrite(model)
     coded = {s.name for s in stored}
     left = {n: v for n, v in external_weights(models).items() if n not in coded}
-    native = None if quantize == NONE else lower_native(graphs.models[-1], plan, weights)
+    on_cpu = graphs.target.name == "cpu"
+    native = lower_native(graphs.models[-1], plan, weights) if on_cpu and quantize != NONE else None
     if native is not None:
         counts |= {f"native.{name}": count for name, count in native.counts.items()}
     finished = replace(graphs, models=models, counts=counts)

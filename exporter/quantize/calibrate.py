@@ -20,7 +20,8 @@ from trtllm_lite.exporter.calibration.equalize import equalize
 from trtllm_lite.exporter.calibration.quantizer import CalibratedQuantizer
 from trtllm_lite.exporter.calibration.rounding_trial import Rounding
 from trtllm_lite.exporter.calibration.scaling import Scaling
-from trtllm_lite.exporter.calibration.statistics import collect, moment_bytes
+from trtllm_lite.exporter.calibration.statistics import Statistics, collect, moment_bytes
+from trtllm_lite.exporter.calibration.symmetric import SymmetricQuantizer
 from trtllm_lite.exporter.checkpoint import Checkpoint
 from trtllm_lite.exporter.native.cache import CacheScales
 from trtllm_lite.exporter.options import ExportOptions
@@ -99,7 +100,7 @@ def calibrate(
                 "with it the steps of the cache are not known; allowed here: float32, float16"
             )
         progress.note("the reference does not fit in memory: quantized without a calibration text")
-        return Calibrated(CalibratedQuantizer({}))
+        return Calibrated(_of_4_bits(options, {}))
     progress.step("load the reference")
     model = load_reference(checkpoint, options.dtype, options.num_layers).model
     turned = turn_conv1d(model)
@@ -133,7 +134,13 @@ def _quantizer(
     costs = grouped(block_costs(model, statistics, kind.bits, kind.block), _parts(inner))
     extra, budget = _room(inner, kind.name)
     kept = spare_within(costs, extra, budget)
-    return Calibrated(CalibratedQuantizer(statistics), kept)
+    return Calibrated(_of_4_bits(options, statistics), kept)
+
+
+def _of_4_bits(options: ExportOptions, statistics: Statistics) -> Quantizer:
+    """DequantizeLinear, as TensorRT takes it, has no zero points."""
+    symmetric = options.target == "tensorrt"
+    return SymmetricQuantizer(statistics) if symmetric else CalibratedQuantizer(statistics)
 
 
 def _roundings(options: ExportOptions) -> tuple[Rounding, ...]:

@@ -5,6 +5,9 @@
 | int8_block32 (64) | q8 uint8 [N, K/32, 32], q8_scale f32 [N, K/32] | com.microsoft MatMulNBits |
 | int4_block32 (64) | q4 uint8 [N, K/32, 16], q4_scale [N, K/32], q4_zero [N, K/64] | same |
 | w8a8 | w8 int8 [K, N], w8_scale float32 [N] | com.microsoft MatMulIntegerToFloat |
+| int8_dq128 (64, 32) | dq8 int8 [K, N], dq8_scale f32 [K/128, N] | DequantizeLinear, MatMul |
+| int4_dq64 (32) | dq4 int4 [K, N], dq4_scale f32 [K/64, N] | same |
+| fp8_dq128 (64, 32) | dqf8 float8e4m3fn [K, N], dqf8_scale f32 [K/128, N] | same |
 
 Divisions round up; what stands after K is the zero point. Two 4-bit values share a byte, the first
 in the low half. Sources: ONNX Runtime, docs/ContribOperators.md, the two operators.
@@ -17,10 +20,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from trtllm_lite.exporter.quantize.dequantized import DequantizedEncoder, Float8Encoder
 from trtllm_lite.exporter.quantize.quantizer import Quantizer, RoundToNearest, per_channel
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
+FLOAT8 = "float8e4m3fn"
 
 
 @dataclass(frozen=True)
@@ -47,12 +52,14 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True)
 class Format:
-    """A weight format. `bits` and `block` along K; block 0 is one scale a row."""
+    """A weight format. `bits` and `block` along K; block 0 is one scale a row. `dequantized`: K is
+    a multiple of the block, and DequantizeLinear makes floats of it."""
 
     name: str
     bits: int
     block: int
     parts: tuple[Part, ...]
+    dequantized: bool = False
 
     @property
     def is_block(self) -> bool:
@@ -61,9 +68,18 @@ class Format:
     def encoder(self, rows: int, columns: int, quantizer: Quantizer) -> Encoder:
         """For one weight [rows, columns]. Only 4 bits ask the quantizer: rounding 8 bits to
         nearest loses nothing that shows."""
+        if self.dequantized:
+            return self._dequantized_encoder((rows, columns), quantizer)
         if not self.is_block:
             return _ChannelEncoder(rows, columns)
         return _BlockEncoder(self, quantizer if self.bits < 8 else RoundToNearest())
+
+    def _dequantized_encoder(self, size: tuple[int, int], quantizer: Quantizer) -> Encoder:
+        name = self.parts[0].suffix
+        if self.parts[0].dtype == FLOAT8:
+            return Float8Encoder(name, self.block, size)
+        asked = quantizer if self.bits < 8 else RoundToNearest()
+        return DequantizedEncoder(name, self.bits, self.block, size, asked)
 
 
 def up(a: int, b: int) -> int:
@@ -89,6 +105,14 @@ def _int4_block(block: int) -> Format:
     return Format(f"int4_block{block}", 4, block, parts)
 
 
+def _dequantized(kind: str, bits: int, dtype: str, suffix: str, block: int) -> Format:
+    parts = (
+        Part(suffix, dtype, lambda n, k: (k, n)),
+        Part(f"{suffix}_scale", "float32", lambda n, k: (k // block, n)),
+    )
+    return Format(f"{kind}_dq{block}", bits, block, parts, dequantized=True)
+
+
 _CHANNEL_PARTS = (
     Part("w8", "int8", lambda n, k: (k, n)),
     Part("w8_scale", "float32", lambda n, k: (n,)),
@@ -98,9 +122,17 @@ INT8_BLOCK64 = _int8_block(64)
 W8A8 = Format("w8a8", 8, 0, _CHANNEL_PARTS)
 INT4_BLOCK32 = _int4_block(32)
 INT4_BLOCK64 = _int4_block(64)
+INT8_DQ = tuple(_dequantized("int8", 8, "int8", "dq8", block) for block in (128, 64, 32))
+INT4_DQ = tuple(_dequantized("int4", 4, "int4", "dq4", block) for block in (64, 32))
+FP8_DQ = tuple(_dequantized("fp8", 8, FLOAT8, "dqf8", block) for block in (128, 64, 32))
 NONE = "none"
-FORMATS: Mapping[str, Format] = {
+FUSED: Mapping[str, Format] = {
     f.name: f for f in (INT8_BLOCK32, INT8_BLOCK64, W8A8, INT4_BLOCK32, INT4_BLOCK64)
+}
+"""Those that one operator multiplies by."""
+FORMATS: Mapping[str, Format] = {
+    **FUSED,
+    **{f.name: f for f in (*INT8_DQ, *INT4_DQ, *FP8_DQ)},
 }
 
 

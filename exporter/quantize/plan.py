@@ -10,11 +10,15 @@ from math import prod
 
 from trtllm_lite.exporter.quantize.formats import (
     FORMATS,
+    FP8_DQ,
     INT4_BLOCK32,
+    INT4_DQ,
     INT8_BLOCK32,
     INT8_BLOCK64,
+    INT8_DQ,
     NONE,
     W8A8,
+    Format,
 )
 from trtllm_lite.runtime.manifest import Phase, Quantization
 
@@ -149,3 +153,44 @@ def plan_formats(
         lm_head=OUTER[quantize] if any(w.is_head for w in weights) else NONE,
         overrides=dict.fromkeys(sorted(kept), INT8_BLOCK32.name),
     )
+
+
+DEQUANTIZED: Mapping[str, tuple[Format, ...]] = {"int8": INT8_DQ, "int4": INT4_DQ, "fp8": FP8_DQ}
+"""Of each request, from large blocks to small."""
+
+
+def plan_dequantized(
+    quantize: str, weights: Collection[Linear], keep_int8: Collection[str] = ()
+) -> FormatPlan:
+    """The plan of `--quantize int8`, `int4` or `fp8` where DequantizeLinear makes floats of weights
+    in every graph alike.
+
+    The projections have the largest blocks that divide all of their columns, or those of 32; one
+    that these do not divide stays plain. Embedding is plain, since whole tables would be made
+    floats of for a few rows of them; lm_head is int8 beside int4.
+    """
+    if quantize == NONE:
+        return FormatPlan()
+    bulk = [w for w in weights if w.is_linear and not w.is_head]
+    kind = _common(DEQUANTIZED[quantize], bulk)
+    overrides = {w.name: _common(INT8_DQ, [w]).name for w in bulk if w.name in keep_int8}
+    overrides |= {w.name: NONE for w in bulk if not _divides(kind, w)}
+    heads = [w for w in weights if w.is_head]
+    outer = INT8_DQ if quantize == "int4" else DEQUANTIZED[quantize]
+    head = _common(outer, heads)
+    fits = bool(heads) and all(_divides(head, w) for w in heads)
+    return FormatPlan(
+        prefill=kind.name,
+        decode=kind.name,
+        lm_head=head.name if fits else NONE,
+        overrides=dict(sorted(overrides.items())),
+    )
+
+
+def _common(kinds: tuple[Format, ...], weights: Collection[Linear]) -> Format:
+    """The first that divides all of the weights, or the last."""
+    return next((k for k in kinds if all(_divides(k, w) for w in weights)), kinds[-1])
+
+
+def _divides(kind: Format, weight: Linear) -> bool:
+    return weight.columns % kind.block == 0

@@ -40,10 +40,15 @@ def find_linears(models: Iterable[ir.Model]) -> tuple[Linear, ...]:
 
 
 def quantize_graph(
-    model: ir.Model, phase: Phase, plan: FormatPlan, weights: Iterable[Linear]
+    model: ir.Model,
+    phase: Phase,
+    plan: FormatPlan,
+    weights: Iterable[Linear],
+    dtype: str = "float32",
 ) -> tuple[dict[str, int], list[Stored]]:
-    """Rewrite in place. Returns how many nodes became each format, and what has to be stored."""
-    rewriter = _Rewriter(model.graph, {w.name: w for w in weights})
+    """Rewrite in place. Returns how many nodes became each format, and what has to be stored.
+    dtype: that the graph computes in, which is that of the scales."""
+    rewriter = _Rewriter(model.graph, {w.name: w for w in weights}, dtype)
     counts: dict[str, int] = {}
     for node in list(model.graph):
         for weight, linear in weights_of(node):
@@ -64,9 +69,10 @@ def shape_of(value: ir.Value) -> tuple[int, ...]:
 class _Rewriter:
     """Replaces nodes of one graph; keeps what was made, so that it is made once."""
 
-    def __init__(self, graph: ir.Graph, weights: Mapping[str, Linear]) -> None:
+    def __init__(self, graph: ir.Graph, weights: Mapping[str, Linear], dtype: str) -> None:
         self._graph = graph
         self.weights = weights
+        self._dtype = dtype
         self.stored: dict[str, Stored] = {}
         self._rounded: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
 
@@ -75,6 +81,8 @@ class _Rewriter:
             self._gather(node, weight, kind)
         elif kind is W8A8:
             self._per_token(node, weight)
+        elif kind.dequantized:
+            self._dequantize(node, weight, kind)
         else:
             self._blocks(node, weight, kind)
 
@@ -91,6 +99,17 @@ class _Rewriter:
         name = _named(node, weight)
         new = ir.node("MatMulNBits", inputs, attributes, domain=MICROSOFT, name=name)
         self._put(node, [new])
+
+    def _dequantize(self, node: ir.Node, weight: Linear, kind: Format) -> None:
+        inputs = [self._part(weight, kind, part) for part in kind.parts]
+        attributes = {"axis": 0, "block_size": kind.block}
+        name = _named(node, weight)
+        floats = ir.node("DequantizeLinear", inputs, attributes, name=f"{name}.floats")
+        self._name(floats, f"{name}.floats")
+        floats.outputs[0].shape = ir.Shape((weight.columns, weight.rows))
+        floats.outputs[0].type = inputs[1].type
+        product = ir.node("MatMul", [node.inputs[0], floats.outputs[0]], name=name)
+        self._put(node, [floats, product])
 
     def _per_token(self, node: ir.Node, weight: Linear) -> None:
         """Activations are rounded by the token: a row's result depends on that row alone. A row of
@@ -175,7 +194,7 @@ class _Rewriter:
             shape = part.shape(weight.rows, weight.columns)
             self._store(weight, kind)
             initializers[name] = ir.Value(
-                name=name, shape=ir.Shape(shape), type=ir.TensorType(IR_DTYPES[part.dtype])
+                name=name, shape=ir.Shape(shape), type=ir.TensorType(IR_DTYPES[self._type(part)])
             )
         return initializers[name]
 
@@ -185,12 +204,15 @@ class _Rewriter:
             name, other = f"{weight.name}.{part.suffix}", part.same_bytes_as
             self.stored[name] = Stored(
                 name,
-                part.dtype,
+                self._type(part),
                 part.shape(weight.rows, weight.columns),
                 recipe,
                 part.suffix,
                 None if other is None else f"{weight.name}.{other}",
             )
+
+    def _type(self, part: Part) -> str:
+        return self._dtype if part.dtype == "float32" else part.dtype
 
     def _name(self, node: ir.Node, name: str) -> None:
         node.outputs[0].name = name

@@ -83,6 +83,8 @@ class SessionInfo:
     `weights`: "mapped" from files that other sessions and processes share, or "private".
     `huge_page_bytes`: private memory in huge pages. `kernels`: whose operators multiply by
     quantized weights. `kv_dtype`: of the cache, which `kv_bytes_per_token` are of.
+    `top_logits`: of how many of the largest logits a batch may ask for those alone, 0 of none.
+    `kv_reserved`: all slots have their memory already, which is not the host's.
     """
 
     backend: str
@@ -95,8 +97,10 @@ class SessionInfo:
     spin: Spin = "brief"
     weights: Literal["mapped", "private"] = "private"
     huge_page_bytes: int = 0
-    kernels: Literal["native", "onnxruntime"] = "onnxruntime"
+    kernels: Literal["native", "onnxruntime", "tensorrt"] = "onnxruntime"
     kv_dtype: str = "float32"
+    kv_reserved: bool = False
+    top_logits: int = 0
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,8 @@ class Batch:
     token_ids [rows, seq] int64, right-padded; past_lens, query_lens, context_lens [rows] int32;
     logits_indices [rows, num_logits] int64, positions inside the chunk. Both phases are alike in
     this; where a session has no `multi_token_decode`, decode has seq == 1 and num_logits == 1.
+    candidates: that many of the largest logits of each row are all that matters; others may come
+    back as -inf. 0: all matter.
     """
 
     phase: Phase
@@ -115,6 +121,7 @@ class Batch:
     query_lens: Array
     context_lens: Array
     logits_indices: Array
+    candidates: int = 0
 
     @property
     def rows(self) -> int:

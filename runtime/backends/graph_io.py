@@ -16,6 +16,7 @@ _TOKEN_ROLES: tuple[Role, ...] = (
     "past_lens",
     "query_lens",
     "context_lens",
+    "max_total_len",
     "logits_indices",
 )
 
@@ -46,6 +47,8 @@ class GraphIO:
     past_values: tuple[TensorSpec, ...]
     present_keys: tuple[TensorSpec, ...]
     present_values: tuple[TensorSpec, ...]
+    top: tuple[TensorSpec, ...] = ()
+    """The largest logits and their tokens, where the graph gives them."""
 
 
 def graph_io(manifest: Manifest, phase: Phase) -> GraphIO:
@@ -63,6 +66,7 @@ def graph_io(manifest: Manifest, phase: Phase) -> GraphIO:
         past_values=_in_layer_order(graph, "past_value"),
         present_keys=_in_layer_order(graph, "present_key"),
         present_values=_in_layer_order(graph, "present_value"),
+        top=(*graph.by_role("top_logits"), *graph.by_role("top_ids")),
     )
 
 

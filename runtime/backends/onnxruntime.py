@@ -1,6 +1,11 @@
-"""The backend of the `cpu` target: opens a bundle's graphs with ONNX Runtime."""
+"""ONNX Runtime on the CPU: the backend of the `cpu` target.
+
+Graphs of the `tensorrt` target run as well, as the oracle of the engines that are made of them: a
+step's cost grows with the capacity of the cache.
+"""
 
 import re
+from dataclasses import replace
 from importlib import import_module
 from typing import Any, get_args
 
@@ -13,6 +18,7 @@ from trtllm_lite.runtime.backends.base import (
 from trtllm_lite.runtime.backends.kv_pool import KVPool
 from trtllm_lite.runtime.backends.ort_graphs import SPIN_MICROSECONDS, open_graphs
 from trtllm_lite.runtime.backends.ort_session import OrtSession
+from trtllm_lite.runtime.backends.phases import graphs_to_open, takes_several_tokens
 from trtllm_lite.runtime.bundle import Bundle
 from trtllm_lite.runtime.errors import BundleError, MissingExtraError, UsageError
 from trtllm_lite.runtime.host import physical_cores
@@ -22,6 +28,8 @@ from trtllm_lite.runtime.native_table import Rounding
 
 OLDEST = (1, 32)
 """GroupQueryAttention takes `query_seqlens`, which ragged prefill needs, from this version on."""
+
+TARGETS = ("cpu", "tensorrt")
 
 DECODE_COSTS = {
     "none": DecodeCost(0.08),
@@ -42,7 +50,8 @@ def open_session(bundle: Bundle, options: SessionOptions) -> OrtSession:
     cannot be loaded or does not match its table, UsageError for options that cannot be honoured.
     """
     _check_options(bundle, options)
-    ort = _import_onnxruntime()
+    options = replace(options, phases=graphs_to_open(bundle.manifest, options.phases))
+    ort = import_onnxruntime()
     threads = options.intra_op_num_threads or physical_cores()
     opened = open_graphs(ort, bundle, threads, options)
     pool = KVPool(opened.kv, options.num_slots, options.capacity)
@@ -51,7 +60,7 @@ def open_session(bundle: Bundle, options: SessionOptions) -> OrtSession:
         "cpu",
         threads,
         opened.kv.bytes_per_token,
-        multi_token_decode=bundle.manifest.graph("decode").is_multi_token,
+        multi_token_decode=takes_several_tokens(bundle.manifest),
         decode_cost=_decode_cost(bundle.manifest, options, native=opened.native),
         shape_invariant=opened.native or _is_float32(bundle.manifest),
         spin=options.spin,
@@ -79,12 +88,18 @@ def _decode_cost(manifest: Manifest, options: SessionOptions, *, native: bool) -
 
 def version() -> str:
     """Which version of ONNX Runtime would run a bundle. Raises MissingExtraError."""
-    return str(_import_onnxruntime().__version__)
+    return str(import_onnxruntime().__version__)
 
 
 def _check_options(bundle: Bundle, options: SessionOptions) -> None:
-    if bundle.manifest.target != "cpu":
-        raise BundleError("target", f"{bundle.manifest.target!r}; this backend runs 'cpu'")
+    if bundle.manifest.target not in TARGETS:
+        allowed = ", ".join(TARGETS)
+        raise BundleError("target", f"{bundle.manifest.target!r}; this backend runs {allowed}")
+    if bundle.manifest.target == "tensorrt" and bundle.manifest.kv.dtype == "bfloat16":
+        raise UsageError(
+            "the bundle computes in bfloat16, for which ONNX Runtime has no CPU kernels; export it "
+            "with --dtype float16 to run it on a CPU"
+        )
     for name in ("num_slots", "capacity", "intra_op_num_threads"):
         value = getattr(options, name)
         if value is not None and (not isinstance(value, int) or value < 1):
@@ -103,13 +118,15 @@ def _check_options(bundle: Bundle, options: SessionOptions) -> None:
         raise UsageError(f"phases: got {options.phases}; 'decode' is always needed")
 
 
-def _import_onnxruntime() -> Any:
+def import_onnxruntime(oldest: tuple[int, int] = OLDEST, extra: str = "cpu") -> Any:
+    """The module. Raises MissingExtraError, which names the extra, where it is not installed or
+    older than that."""
     try:
         ort = import_module("onnxruntime")
     except ModuleNotFoundError as error:
-        raise MissingExtraError("onnxruntime", "cpu") from error
+        raise MissingExtraError("onnxruntime", extra) from error
     version = tuple(int(x) for x in re.findall(r"\d+", ort.__version__)[:2])
-    if version < OLDEST:
-        needed = ".".join(map(str, OLDEST))
-        raise MissingExtraError(f"onnxruntime {needed} or newer (found {ort.__version__})", "cpu")
+    if version < oldest:
+        needed = ".".join(map(str, oldest))
+        raise MissingExtraError(f"onnxruntime {needed} or newer (found {ort.__version__})", extra)
     return ort

@@ -230,8 +230,8 @@ def _checked(
     """The session as the graph of a phase, if it has that phase's table."""
     io = graph_io(manifest, phase)
     spec = manifest.graph(phase)
-    check_actual(f"{io.field}.inputs", spec.inputs, _actual(session.get_inputs()))
-    check_actual(f"{io.field}.outputs", spec.outputs, _actual(session.get_outputs()))
+    check_actual(f"{io.field}.inputs", spec.inputs, actual_tensors(session.get_inputs()))
+    check_actual(f"{io.field}.outputs", spec.outputs, actual_tensors(session.get_outputs()))
     for past in (*io.past_keys, *io.past_values):
         if isinstance(past.shape[2], int) and past.shape[2] != options.capacity:
             raise UsageError(
@@ -262,5 +262,6 @@ def _session_options(ort: Any, threads: int, options: SessionOptions) -> Any:
     return result
 
 
-def _actual(tensors: Sequence[Any]) -> list[ActualTensor]:
+def actual_tensors(tensors: Sequence[Any]) -> list[ActualTensor]:
+    """Inputs or outputs as a session of ONNX Runtime reports them."""
     return [ActualTensor(t.name, _TYPES.get(t.type, t.type), tuple(t.shape)) for t in tensors]

@@ -18,6 +18,7 @@ from trtllm_lite.runtime.backends.base import Array, Batch, KVBlock, SessionInfo
 from trtllm_lite.runtime.backends.contract import check_batch
 from trtllm_lite.runtime.backends.graph_io import GraphIO, token_inputs
 from trtllm_lite.runtime.backends.kv_pool import NUMPY_DTYPES, KVPool
+from trtllm_lite.runtime.backends.phases import graph_for
 from trtllm_lite.runtime.errors import EngineDeadError, RunInterruptedError, StepError
 from trtllm_lite.runtime.manifest import Phase, TensorSpec
 
@@ -100,7 +101,7 @@ class OrtSession:
         self._check_open()
         multi = self._info.multi_token_decode
         check_batch(batch, self._options, self._vocab_size, multi_token_decode=multi)
-        graph = self._graphs.get(batch.phase)
+        graph = self._graphs.get(graph_for(batch, self._graphs))
         if graph is None:
             raise StepError(f"the session was opened without the {batch.phase} graph")
         batch = _filled_up(batch, graph.least_tokens)

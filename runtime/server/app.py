@@ -29,6 +29,19 @@ from trtllm_lite.runtime.server.service import Service
 from trtllm_lite.runtime.server.settings import ServerConfig
 from trtllm_lite.runtime.server.tokens import TokenRoutes
 
+_CALLER_HEADERS = (
+    *("authorization", "content-type", "x-api-key", "x-request-id"),
+    *("openai-organization", "openai-project", "openai-beta"),
+    *("anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access"),
+    *(
+        f"x-stainless-{name}"
+        for name in (
+            *("arch", "lang", "os", "package-version", "runtime", "runtime-version"),
+            *("helper", "helper-method", "retry-count", "timeout"),
+        )
+    ),
+)
+"""What clients of both APIs send, in browsers too."""
 _Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 
@@ -101,7 +114,7 @@ def outer_layers(config: ServerConfig, public: frozenset[str]) -> list[Middlewar
                 CORSMiddleware,
                 allow_origins=config.cors_origins,
                 allow_methods=("GET", "POST"),
-                allow_headers=("authorization", "content-type", "x-api-key", "x-request-id"),
+                allow_headers=_CALLER_HEADERS,
                 expose_headers=("x-request-id", "retry-after"),
             )
         )

@@ -26,6 +26,7 @@ from trtllm_lite.runtime.server.protocol.responses import (
 from trtllm_lite.runtime.server.protocol.strict import Strict
 from trtllm_lite.runtime.server.responses import json_response
 from trtllm_lite.runtime.server.service import Service
+from trtllm_lite.runtime.server.tool_calls import NO_FORM
 
 _TOOL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
 _RANGE = (
@@ -127,12 +128,11 @@ def field_table(
 
 
 def _without_tools(*, tools: bool) -> dict[str, Refused]:
-    reason = "the model's chat template shows no form of tool calls that is known here"
-    return {} if tools else dict.fromkeys(_TOOL_FIELDS, Refused(reason))
+    return {} if tools else dict.fromkeys(_TOOL_FIELDS, Refused(NO_FORM))
 
 
 def _honoured(name: str, spec: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    kinds = [k for k in spec.get("anyOf", spec.get("oneOf", [spec])) if k.get("type") != "null"]
+    kinds = [kind for kind in _kinds(spec) if kind.get("type") != "null"]
     row: dict[str, Any] = {"status": "honoured", "default": defaults.get(name)}
     row["types"] = sorted({str(kind.get("type", "object")) for kind in kinds})
     for kind in (spec, *kinds):
@@ -140,3 +140,9 @@ def _honoured(name: str, spec: Mapping[str, Any], defaults: Mapping[str, Any]) -
     if "description" in spec:
         row["description"] = spec["description"]
     return row
+
+
+def _kinds(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The cases of a schema."""
+    cases = spec.get("anyOf") or spec.get("oneOf")
+    return [spec] if cases is None else [kind for case in cases for kind in _kinds(case)]

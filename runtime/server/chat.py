@@ -15,6 +15,10 @@ class ChatRoute(GenerationRoute):
 
     renames: ClassVar[Mapping[str, str]] = {"prompt": "messages", "prompt_token_ids": "messages"}
 
+    def length_name(self, raw: Mapping[str, Any]) -> str:
+        newer = "max_completion_tokens"
+        return super().length_name(raw) if raw.get(newer) is None else newer
+
     async def plan(self, raw: dict[str, Any]) -> Plan:
         check_refused(raw, REFUSED, CHAT_REFUSED)
         body = ChatRequest.parse(raw)

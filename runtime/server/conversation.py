@@ -5,12 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from trtllm_lite.runtime.chat_messages import check_messages
 from trtllm_lite.runtime.grammar_spec import GrammarSpec
 from trtllm_lite.runtime.request_maker import ChatOptions
 from trtllm_lite.runtime.server.constraints import grammar_of
 from trtllm_lite.runtime.server.convert import Ask, chat_ask, chat_options, check_size
 from trtllm_lite.runtime.server.errors import invalid
-from trtllm_lite.runtime.server.parsers.reasoning import opens_reasoning
+from trtllm_lite.runtime.server.parsers.reasoning import leaves_reasoning_open, opens_reasoning
 from trtllm_lite.runtime.server.parsers.tool_grammar import Thought
 from trtllm_lite.runtime.server.protocol.chat import ChatRequest
 from trtllm_lite.runtime.server.protocol.common import SharedFields
@@ -38,7 +39,7 @@ async def conversation(service: Service, body: ChatRequest) -> Conversation:
     if tools is not None and grammar is not None:
         raise invalid(f"{grammar.param}: not together with tools", grammar.param)
     # Text that a grammar keeps to a form has no room for reasoning.
-    reading = Reading(tools, served.card.reasoning and grammar is None)
+    reading = Reading(tools, served.card.reasoning and grammar is None, _opened(body))
     if tools is not None and tools.forced:
         grammar = await _forced(served, body, tools)
     defaults = served.llm.default_params()
@@ -54,6 +55,7 @@ async def prompt_text(served: Served, messages: list[dict[str, Any]], options: C
             messages,
             tools=options.tools,
             add_generation_prompt=options.add_generation_prompt,
+            continue_final_message=options.continue_final_message,
             **options.template,
         )
 
@@ -77,5 +79,17 @@ async def _forced(served: Served, body: ChatRequest, tools: ToolUse) -> GrammarS
     if not served.card.reasoning:
         return tools.grammar(tokenizer, Thought.NONE)
     prompt = await prompt_text(served, body.messages, chat_options(body, tools))
-    thought = Thought.OPENED if opens_reasoning(prompt) else Thought.POSSIBLE
+    thought = Thought.OPENED if _opened(body)(prompt) else Thought.POSSIBLE
     return tools.grammar(tokenizer, thought)
+
+
+def _opened(body: ChatRequest) -> Callable[[str], bool]:
+    """Whether the prompt that the template made of the body leaves reasoning open."""
+    if not body.continue_final_message:
+        return opens_reasoning
+
+    def opened(prompt: str) -> bool:
+        (last,) = check_messages(body.messages[-1:])
+        return opens_reasoning(prompt) or leaves_reasoning_open(last["content"])
+
+    return opened

@@ -20,7 +20,10 @@ from trtllm_lite.runtime.server.tool_calls import ToolUse
 
 COMPLETION_TOKENS = 16
 """`max_tokens` of /v1/completions where a request has none (OpenAI's number)."""
+MAX_TOKENS = "max_tokens"
+"""The engine's name for the most tokens that are generated; routes may have others."""
 _TOKEN_ID = re.compile(r"[0-9]{1,12}")
+_MAX_TOKENS = re.compile(rf"\b{MAX_TOKENS}\b")
 _TAKEN = frozenset(inspect.signature(AsyncLLM.submit).parameters)
 """Names that are ours where variables of the chat template are handed over."""
 _PLAIN = (
@@ -78,7 +81,9 @@ def chat_options(body: ChatRequest | TokenizeRequest, tools: ToolUse | None = No
     if isinstance(body, ChatRequest) and body.reasoning_effort is not None:
         template["reasoning_effort"] = body.reasoning_effort
     given = None if tools is None else list(tools.template)
-    return ChatOptions(given, body.add_generation_prompt is not False, template)
+    goes_on = body.continue_final_message is True
+    starts = not goes_on if body.add_generation_prompt is None else body.add_generation_prompt
+    return ChatOptions(given, starts, template, goes_on)
 
 
 def completion_asks(
@@ -189,6 +194,15 @@ def _token_id(key: str) -> int:
         message = f"logit_bias: got the key {key[:40]!r}; allowed: token ids"
         raise invalid(message, "logit_bias")
     return int(key)
+
+
+def with_length_name(error: ApiError, name: str) -> ApiError:
+    """What the engine says of max_tokens, in words of whoever sent it as `name`. Such messages hold
+    nothing else that a client wrote but numbers."""
+    if error.param in (MAX_TOKENS, "min_tokens"):
+        error.message = _MAX_TOKENS.sub(name, error.message)
+        error.param = name if error.param == MAX_TOKENS else error.param
+    return error
 
 
 def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:

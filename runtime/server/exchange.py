@@ -51,10 +51,13 @@ class Exchange:
 
     async def end_with_error(self, error: ApiError) -> None:
         """The last event of a stream that cannot go on, where nobody knows what came before."""
-        path = self.scope["path"]
+        await self.end_with_body(error_body(error, self.scope["path"]))
+
+    async def end_with_body(self, body: bytes) -> None:
+        """The same, for an error in the form of the path."""
         # Clients of Anthropic's API look at names alone, those of OpenAI's at none.
-        name = b"event: error\n" if is_anthropic(path) else b""
-        await self.write(name + frame(error_body(error, path)), last=True)
+        name = b"event: error\n" if is_anthropic(self.scope["path"]) else b""
+        await self.write(name + frame(body), last=True)
 
     async def while_connected(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, which is cancelled when the client leaves before the response is

@@ -6,7 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import orjson
@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from trtllm_lite.runtime.errors import EngineDeadError, RequestError
 from trtllm_lite.runtime.outputs import RequestOutput
 from trtllm_lite.runtime.server.body import read_object
-from trtllm_lite.runtime.server.convert import Ask, renamed
+from trtllm_lite.runtime.server.convert import MAX_TOKENS, Ask, renamed, with_length_name
 from trtllm_lite.runtime.server.errors import (
     ApiError,
     ClientGoneError,
@@ -35,12 +35,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Plan:
-    """One checked request. `sequences`: what it counts for in the queue."""
+    """One checked request. `sequences`: what it counts for in the queue. `length_name`: the field
+    that gave its max_tokens."""
 
     served: Served
     asks: Sequence[Ask]
     reply: Reply
     stream: bool
+    length_name: str = MAX_TOKENS
 
     @property
     def sequences(self) -> int:
@@ -84,15 +86,24 @@ class GenerationRoute(ABC):
             await exchange.while_connected(serving.run())
 
     async def _checked(self, scope: Scope, receive: Receive) -> Plan:
+        raw: dict[str, Any] = {}
         try:
-            return await self.plan(await read_object(scope, receive, self._service.config.limits))
+            raw = await read_object(scope, receive, self._service.config.limits)
+            return replace(await self.plan(raw), length_name=self.length_name(raw))
         except (ApiError, RequestError) as error:
             self._service.metrics.rejected("invalid")
-            raise self.as_api_error(error) from None
+            raise self.as_api_error(error, self.length_name(raw)) from None
 
-    def as_api_error(self, error: Exception) -> ApiError:
+    def length_name(self, raw: Mapping[str, Any]) -> str:
+        """The field of a body that says how many tokens may be generated."""
+        return MAX_TOKENS
+
+    def as_api_error(self, error: Exception, length_name: str) -> ApiError:
         """What the client of this route is told."""
-        return renamed(from_exception(error), self.renames)
+        told = from_exception(error)
+        if isinstance(error, RequestError):
+            told = with_length_name(told, length_name)
+        return renamed(told, self.renames)
 
 
 class _Account:
@@ -166,7 +177,7 @@ class _Serving:
     async def _fail_with(self, error: Exception) -> None:
         if isinstance(error, EngineDeadError) and self._service.phase != "draining":
             self._service.die(str(error))
-        told = self._route.as_api_error(error)
+        told = self._route.as_api_error(error, self._plan.length_name)
         if told.status == 500 and not isinstance(error, ApiError):
             _log.error("a request failed", exc_info=error)
         await self._fail(told)

@@ -66,7 +66,8 @@ class Schemas:
             properties[name] = {**schema, **kept}
 
     def _add_unserved(self, body: Body) -> None:
-        properties = self.components[self._names[body.model]]["properties"]
+        component = self.components[self._names[body.model]]
+        properties = component["properties"]
         for name in set(body.no_effect) - set(properties):
             properties[name] = {"description": "taken, without effect on the answer"}
         for name, entry in body.refused.items():
@@ -75,6 +76,14 @@ class Schemas:
                 "description": f"refused beyond these values: {entry.reason}",
                 "deprecated": True,
             }
+            if entry.beside is not None and entry.beside not in body.refused:
+                component.setdefault("allOf", []).append(_beside(name, entry, entry.beside))
+
+
+def _beside(name: str, entry: Refused, other: str) -> Schema:
+    """The field is null, or the other one as neutral as it is."""
+    neutral: Schema = {"enum": [None, *entry.neutral]}
+    return {"anyOf": [{"properties": {name: {"type": "null"}}}, {"properties": {other: neutral}}]}
 
 
 class _Untitled(GenerateJsonSchema):

@@ -81,6 +81,7 @@ class Run:
             prompt_token_ids=None if ids is None else list(ids),
             tools=options.tools,
             add_generation_prompt=options.add_generation_prompt,
+            continue_final_message=options.continue_final_message,
             final_only=self._final_only,
             **options.template,
         )

@@ -35,6 +35,9 @@ class TokenRoutes:
         given = [x for x in (body.prompt, body.content, body.messages) if x is not None]
         if len(given) != 1:
             raise invalid("prompt: give one of prompt, content and messages", "prompt")
+        if body.continue_final_message and body.messages is None:
+            name = "continue_final_message"
+            raise invalid(f"{name}: allowed only with messages", name)
         room = served.llm.config.max_sequence_tokens
         check_size("prompt", given[0], self._service.config.limits, room)
         return json_response(await off_loop(lambda: _tokenize(served, body)))
@@ -82,6 +85,7 @@ def _encode(tokenizer: Tokenizer, body: TokenizeRequest) -> list[int]:
         body.messages,
         tools=tools or None,
         add_generation_prompt=options.add_generation_prompt,
+        continue_final_message=options.continue_final_message,
         **options.template,
     )
     return tokenizer.encode(text, add_special_tokens=body.add_special_tokens is True)

@@ -17,6 +17,11 @@ from trtllm_lite.runtime.server.protocol.tools import NamedChoice
 from trtllm_lite.runtime.server.service import ModelCard
 from trtllm_lite.runtime.tokenizer import Tokenizer
 
+NO_FORM = (
+    "the model's chat template shows no form of tool calls that is known here; the option "
+    "--tool-call-parser sets one, but is of no help where the template takes no tools"
+)
+
 
 @dataclass(frozen=True)
 class ToolUse:
@@ -75,8 +80,7 @@ def tool_use(body: ChatRequest, card: ModelCard) -> ToolUse | None:
     if body.tool_choice == "none":
         return None
     if card.tool_format is None:
-        reason = "the model's chat template shows no form of tool calls that is known here; "
-        raise unsupported("tools", f"{reason}the option --tool-call-parser sets one")
+        raise unsupported("tools", NO_FORM)
     choice = body.tool_choice
     name = choice.function.name if isinstance(choice, NamedChoice) else None
     if name is not None and name not in {function.name for function in functions}:

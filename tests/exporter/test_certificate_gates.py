@@ -9,6 +9,7 @@ from trtllm_lite.exporter.checks import Findings
 from trtllm_lite.exporter.gates import (
     QUALITY,
     exact_gates,
+    half_gates,
     is_quantized,
     only_cache_failed,
     quality_records,
@@ -37,6 +38,24 @@ def quality(ratio: float = 1.0, top1: float = 1.0) -> Quality:
 def failed(made: Findings, prefill: Quality, decode: Quality) -> set[str]:
     gates = quantized_gates(made, PhaseQuality(prefill, decode), INT8)
     return {gate.name for gate in gates if not gate.passed}
+
+
+@pytest.mark.parametrize(("dtype", "share"), [("float16", 0.01), ("bfloat16", 0.08)])
+def test_half_precision_has_limits_of_its_own(dtype: str, share: float) -> None:
+    """Relative to logits of 10; in another token the reference has to see a near tie."""
+
+    def failed(made: Findings) -> set[str]:
+        return {gate.name for gate in half_gates(made, dtype) if not gate.passed}
+
+    assert failed(findings(9.99 * share)) == set()
+    assert failed(findings(10.01 * share)) == {"logits_max_abs", *NAMES}
+    assert failed(findings(mean_kl=0.1)) == {"prompts_mean_kl"}
+    torn = findings()
+    torn.agreed, torn.greedy_gap = 2, 10.01 * share
+    assert failed(torn) == {"greedy_gap"}
+    never = findings()
+    del never.distances["decode_equals_prefill"]
+    assert failed(never) == {"decode_equals_prefill"}
 
 
 def test_every_format_has_a_limit() -> None:

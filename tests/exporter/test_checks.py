@@ -75,6 +75,7 @@ def test_equal_sides(recompute_at: int | None) -> None:
         (p.name, len(p.token_ids), 6) for p in PROMPTS
     ]
     assert max(p.kl for p in found.prompts) == 0.0
+    assert found.greedy_gap == 0.0
     assert found.logit_scale > 1.0
 
 
@@ -109,6 +110,8 @@ def test_a_divergence_is_found_where_it_is() -> None:
     assert by_name["c"].first_divergence is None
     assert (found.agreed, found.compared) == (16, 18)
     assert len(found.worst_tokens) in (3 + 5, 1 + 5)
+    # What the reference thinks of token 0 there, beside what it would have chosen.
+    assert 0.0 < found.greedy_gap < 100.0
 
 
 def test_the_worst_prompt_is_kept_for_the_diagnosis() -> None:

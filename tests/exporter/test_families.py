@@ -11,27 +11,39 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trtllm_lite import LLM, SamplingParams
+from trtllm_lite.exporter.cuda_placement.by_list import misplaced_nodes
+from trtllm_lite.exporter.cuda_placement.kernel_list import load_kernel_list
 from trtllm_lite.exporter.families import PROVED, REFUSED, Family, families, tiny_config
 from trtllm_lite.exporter.graphs import Graphs, build_graphs
 from trtllm_lite.exporter.native.lower import lower_native
 from trtllm_lite.exporter.options import ExportOptions
+from trtllm_lite.exporter.passes import compute_in
 from trtllm_lite.exporter.pipeline import ExportReport, export
 from trtllm_lite.exporter.quantize.plan import plan_formats
 from trtllm_lite.exporter.quantize.rewrite import find_linears
+from trtllm_lite.exporter.replay import greedy, prefill
+from trtllm_lite.exporter.trace import trace
 from trtllm_lite.exporter.verify import CHUNKS
+from trtllm_lite.runtime.backends import open_for_proof, open_session
+from trtllm_lite.runtime.backends.base import SessionOptions
+from trtllm_lite.runtime.bundle import Bundle
 from trtllm_lite.runtime.errors import UnsupportedError
-from trtllm_lite.runtime.manifest import Manifest
+from trtllm_lite.runtime.manifest import GraphSpec, Manifest
 from trtllm_lite.runtime.progress import NoProgress
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 PROMPT_LENGTHS = (1, 9, 29, 40)
 NEW_TOKENS = 40
 SaveRandom = Callable[[Any, Path], Path]
+ForCuda = Callable[[ir.Model, GraphSpec], dict[str, int]]
+AsCuda = Callable[[Bundle, Path], Bundle]
 
 Names = tuple[str, ...]
 
@@ -94,11 +106,13 @@ ANGLES = 8
 
 @dataclass(frozen=True)
 class Exported:
-    """What exporting a family made, and the float graphs that it was made of."""
+    """What exporting a family made, what the tracer gave, and the float graphs that the bundle was
+    made of."""
 
     family: Family
     checkpoint: Path
     report: ExportReport
+    traced: ir.Model
     graphs: Graphs
 
 
@@ -112,16 +126,22 @@ def exported(
     folder = tmp_path_factory.mktemp(family.key)
     checkpoint = random_checkpoint(tiny_config(family), folder / "checkpoint")
     options = ExportOptions(model=str(checkpoint), output=folder / "bundle")
-    traced: list[Graphs] = []
+    traced: list[ir.Model] = []
+    built: list[Graphs] = []
 
-    def kept(*args: Any) -> Graphs:
-        traced.append(build_graphs(*args))
-        return traced[-1]
+    def kept_trace(*args: Any) -> ir.Model:
+        traced.append(trace(*args))
+        return traced[-1].clone()
+
+    def kept_graphs(*args: Any) -> Graphs:
+        built.append(build_graphs(*args))
+        return built[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trtllm_lite.exporter.pipeline.build_graphs", kept)
+        patch.setattr("trtllm_lite.exporter.graphs.trace", kept_trace)
+        patch.setattr("trtllm_lite.exporter.pipeline.build_graphs", kept_graphs)
         report = export(options, NoProgress())
-    return Exported(family, checkpoint, report, traced[0])
+    return Exported(family, checkpoint, report, traced[0], built[0])
 
 
 @pytest.fixture(scope="module")
@@ -231,6 +251,62 @@ def test_native_graph_has_our_operators(exported: Exported) -> None:
     assert not ops & {"FusedMatMul", "MatMul", "Gemm", "GroupQueryAttention"}
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_every_node_has_a_cuda_kernel(exported: Exported, for_cuda: ForCuda, dtype: str) -> None:
+    """What the `cuda` target makes of the graph: it shares all passes up to these."""
+    model, layers = exported.graphs.models[-1].clone(), len(exported.graphs.facts)
+    compute_in(model, dtype)
+    assert for_cuda(model, exported.graphs.specs[-1])["take_longest"] == layers
+    assert misplaced_nodes(model, load_kernel_list()) == []
+
+
+def test_the_cuda_graph_computes_the_same(
+    exported: Exported, as_cuda: AsCuda, tmp_path: Path
+) -> None:
+    """In float32 on the CPU, through the session of that target: ragged prompts, in one pass and in
+    chunks, and decode."""
+    plain = Bundle(exported.report.output or tmp_path, exported.report.manifest)
+    options = SessionOptions(num_slots=3, capacity=plain.manifest.limits.max_model_len)
+    vocab, switch = plain.manifest.model.vocab_size, plain.manifest.kv.recompute_at
+    rng = np.random.default_rng(2)
+    prompts = [rng.integers(0, vocab, n).tolist() for n in (9, 1, 17)]
+    seen = []
+    other = open_for_proof(as_cuda(plain, tmp_path), options)
+    for session in (open_session(plain, options), other):
+        tokens, logits = greedy(session, prompts, 12, switch)
+        seen.append((tokens, logits, prefill(session, prompts, 4)))
+        session.close()
+    (expected, wanted, _), (tokens, logits, chunked) = seen
+    limit = 5e-5 * np.abs(wanted).max()
+    assert tokens == expected
+    assert np.abs(logits - wanted).max() <= limit
+    assert np.abs(chunked - wanted[0]).max() <= limit
+
+
+def test_the_tensorrt_graphs_compute_the_same(exported: Exported, tmp_path: Path) -> None:
+    """From the same trace, in float32 through ONNX Runtime: ragged prompts in one pass, by prefill,
+    and in chunks, by extend, and decode. One Attention node a layer where there is no softcap."""
+    family, plain = exported.family, exported.report
+    options = ExportOptions(
+        model=str(exported.checkpoint),
+        output=tmp_path / "bundle",
+        target="tensorrt",
+        dtype="float32",
+        verify=False,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trtllm_lite.exporter.graphs.trace", lambda *_args: exported.traced.clone())
+        made = export(options, NoProgress())
+    kernels = 0 if "attn_logit_softcapping" in family.tiny else made.manifest.model.num_layers
+    for phase in ("prefill", "decode", "extend"):
+        assert made.counts[f"{phase}.standard_attention"] == made.manifest.model.num_layers
+        model = ir.load(options.output / f"{phase}.onnx")
+        assert [n.op_type for n in model.graph].count("Attention") == kernels
+    (expected, wanted), (tokens, logits) = (_greedy(r) for r in (plain, made))
+    assert tokens == expected
+    assert np.abs(logits - wanted).max() <= 5e-5 * np.abs(wanted).max()
+
+
 def test_golden_contract(
     proof: tuple[Family, Path, ExportReport], pytestconfig: pytest.Config
 ) -> None:
@@ -260,6 +336,19 @@ def test_refused_families_say_why(family: Family, tmp_path: Path) -> None:
 def test_names_are_unique() -> None:
     keys = [f.key for f in families()]
     assert len(keys) == len(set(keys))
+
+
+def _greedy(report: ExportReport) -> tuple[list[list[int]], Any]:
+    """Tokens of ragged prompts, and all logits; those of prompts in chunks of 5 at the end."""
+    limits, model = report.manifest.limits, report.manifest.model
+    bundle = Bundle(report.output or Path(), report.manifest)
+    session = open_session(bundle, SessionOptions(num_slots=4, capacity=limits.max_model_len + 8))
+    rng = np.random.default_rng(2)
+    prompts = [rng.integers(0, model.vocab_size, n).tolist() for n in (9, 1, 29, 40)]
+    tokens, logits = greedy(session, prompts, 24, report.manifest.kv.recompute_at)
+    chunked = prefill(session, prompts, 5)
+    session.close()
+    return tokens, np.concatenate([logits, chunked[None]])
 
 
 def _rotating_layers(family: Family) -> int:

@@ -39,6 +39,52 @@ def test_chatml() -> None:
     assert render(CHATML, messages, add_generation_prompt=False) == prompt
 
 
+ASKED = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "content", "end"),
+    [
+        (CHATML, "Sure, ", "Sure, "),
+        (CHATML, "", ""),
+        (CHATML, "<|im_end|>", "<|im_end|>"),
+        (CHATML, [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "a\nb"),
+        (CHATML.replace("message['content']", "message['content'] | trim"), " Sure, \n", "Sure,"),
+        (CHATML.replace("+ '<|im_end|>'", ""), "Sure.", "Sure."),
+    ],
+)
+def test_a_last_message_to_go_on_with_ends_the_text(source: str, content: object, end: str) -> None:
+    last = {"role": "assistant", "content": content}
+    text = render(source, [*HI, last], add_generation_prompt=False, continue_final_message=True)
+    asked = ASKED if "'<|im_end|>'" in source else ASKED.replace("<|im_end|>", "")
+    assert text == asked + end
+    assert last["content"] == content
+
+
+@pytest.mark.parametrize(
+    ("source", "message", "start", "why"),
+    [
+        (CHATML, {"content": "a"}, True, "allowed only with add_generation_prompt false"),
+        (CHATML, {"role": "user", "content": "a"}, False, "role 'user'; allowed: one of the assis"),
+        (CHATML + "{{ m.tool_calls }}", {"tool_calls": [{}]}, False, "ends with tool_calls"),
+        ("{{ messages[0].content }}", {"content": "a"}, False, "does not show the last message"),
+        (CHATML.replace("['content']", "['content'] | upper"), {"content": "a"}, False, "as it is"),
+        (
+            "{{ messages[1].content.split('b')[1] }}",
+            {"content": "abc"},
+            False,
+            "does not show the last message as it is",
+        ),
+    ],
+)
+def test_what_cannot_be_gone_on_with_is_refused(
+    source: str, message: dict[str, object], start: bool, why: str
+) -> None:
+    messages = [*HI, {"role": "assistant", **message}]
+    with pytest.raises(RequestError, match=f"^continue_final_message: .*{why}"):
+        render(source, messages, add_generation_prompt=start, continue_final_message=True)
+
+
 def test_special_tokens_are_known_by_name() -> None:
     source = "{{ bos_token }}{{ messages[0].content }}{{ eos_token is defined }}"
     assert template(source, bos_token="<s>").render(HI) == "<s>HiFalse"
@@ -116,6 +162,8 @@ def test_tool_calls_need_a_template_that_shows_them() -> None:
 def test_messages_and_flags_are_checked() -> None:
     with pytest.raises(RequestError, match=r"^messages: got an empty list"):
         render(CHATML, [])
+    with pytest.raises(RequestError, match=r"^continue_final_message: got 'no'"):
+        render(CHATML, continue_final_message="no")
     with pytest.raises(RequestError, match=r"^add_generation_prompt: got 'no'"):
         render(CHATML, add_generation_prompt="no")
 

@@ -19,6 +19,7 @@ from trtllm_lite.runtime.errors import BundleError, BusyError, RequestError
 from trtllm_lite.runtime.isolated_template import IsolatedTemplate, TemplateLimits
 
 HI = [{"role": "user", "content": "Hi"}]
+GOES_ON = [*HI, {"role": "assistant", "content": "Sure, "}]
 TOKENS = {"bos_token": "<s>"}
 SOURCE = (
     "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.tool_calls or '' }}"
@@ -64,6 +65,7 @@ def workers_of(template: IsolatedTemplate) -> list[int]:
         (HI, {}),
         (HI, {"add_generation_prompt": False, "mood": "é水\U0001f642\n\"'\0"}),
         (HI, {"tools": [{"a": [1, 2.5, None, True]}]}),
+        (GOES_ON, {"add_generation_prompt": False, "continue_final_message": True}),
         ([{"role": "system", "content": [{"type": "text", "text": "a"}]}, *HI], {}),
         (
             [
@@ -98,6 +100,7 @@ def test_texts_are_those_of_the_template(
         (HI, {"mood": object()}),
         (HI, {"tools": "x"}),
         (HI, {"add_generation_prompt": "no"}),
+        (GOES_ON, {"continue_final_message": True}),
         (HI, {"mood": "bomb"}),
         (HI, {"mood": "reach"}),
     ],

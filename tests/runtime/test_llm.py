@@ -136,9 +136,13 @@ def test_chat_takes_one_conversation_or_several() -> None:
         first, second = llm.chat([HELLO, other], GREEDY)
         with pytest.raises(RequestError, match="messages"):
             llm.chat([])
+        options: dict[str, Any] = {"add_generation_prompt": False, "continue_final_message": True}
+        (more,) = llm.chat(other, GREEDY, **options)
+        *_, streamed = llm.stream(None, GREEDY, messages=other, **options)
+    assert (more.prompt, streamed.prompt) == ("<bos>u:yo\na:so", "<bos>u:yo\na:so")
     assert one.prompt == "<bos>u:hi\n!"
     assert [first.prompt, second.prompt] == ["<bos>u:hi\n", "<bos>u:yo\na:so\n"]
-    for result in (one, first, second):
+    for result in (one, first, second, more, streamed):
         check(result, TOKENIZER.encode(result.prompt or "", add_special_tokens=False))
 
 

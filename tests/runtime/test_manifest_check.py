@@ -186,6 +186,35 @@ def test_decode_may_have_the_table_of_prefill(plain_manifest: Manifest) -> None:
     assert parse_manifest(render_manifest(good)) == good
 
 
+def with_extend(manifest: Manifest, count: int = 1) -> Manifest:
+    prefill, decode = manifest.graphs
+    files = tuple(replace(manifest.files[0], path=f"extend{i}.onnx") for i in range(count))
+    more = tuple(replace(prefill, phase="extend", file=f.path) for f in files)
+    return replace(manifest, graphs=(prefill, decode, *more), files=(*manifest.files, *files))
+
+
+def test_an_extend_graph_has_the_table_of_prefill(plain_manifest: Manifest) -> None:
+    good = with_extend(plain_manifest)
+    assert parse_manifest(render_manifest(good)) == good
+    document = document_of(good)
+    del document["graphs"][2]["inputs"][2]
+    assert refused_field(document) == "graphs[2].inputs"
+
+
+def test_an_extend_graph_shares_the_cache(plain_manifest: Manifest) -> None:
+    document = document_of(with_extend(plain_manifest))
+    text = json.dumps(document["graphs"][2]).replace('"cap"', '"small"')
+    document["graphs"][2] = json.loads(text)
+    with pytest.raises(BundleError, match=r"^graphs\[2\]\.inputs: KV shapes differ"):
+        parse_manifest(json.dumps(document).encode())
+
+
+def test_there_is_one_extend_graph_at_most(plain_manifest: Manifest) -> None:
+    document = document_of(with_extend(plain_manifest, 2))
+    with pytest.raises(BundleError, match=r"^graphs: has 2 graphs of phase extend; at most one"):
+        parse_manifest(json.dumps(document).encode())
+
+
 @pytest.mark.parametrize("role", ["query_lens", "logits_indices"])
 def test_decode_has_both_inputs_of_prefill_or_none(plain_manifest: Manifest, role: str) -> None:
     document = document_of(multi_token(plain_manifest, role))
@@ -200,6 +229,48 @@ def test_a_multi_token_decode_graph_has_no_fixed_length(
     text = json.dumps(document["graphs"][1]).replace(f'"{name}"', "1")
     document["graphs"][1] = json.loads(text)
     assert refused_field(document) == "graphs[1].inputs"
+
+
+def as_cuda(manifest: Manifest) -> Manifest:
+    """With the tensors that graphs of that target have beside those of all."""
+    best = ("batch", "num_logits", 8)
+    longest = TensorSpec("max_total_len", "max_total_len", "int32", (1,))
+    top = (
+        TensorSpec("top_logits", "top_logits", "float32", best),
+        TensorSpec("top_ids", "top_ids", "int64", best),
+    )
+    graphs = tuple(
+        replace(g, inputs=(*g.inputs, longest), outputs=(*g.outputs, *top)) for g in manifest.graphs
+    )
+    return replace(manifest, target="cuda", graphs=graphs)
+
+
+def test_graphs_for_cuda_have_tensors_of_their_own(plain_manifest: Manifest) -> None:
+    good = as_cuda(multi_token(plain_manifest))
+    assert parse_manifest(render_manifest(good)) == good
+    for target, at in (("cpu", "role"), ("tensorrt", "role")):
+        assert refused_field(document_of(replace(good, target=target))).endswith(at)
+    bare = replace(plain_manifest, target="cuda")
+    assert refused_field(document_of(bare)) in ("graphs[0].inputs", "graphs[0].outputs")
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("max_total_len", "shape", [2]),
+        ("max_total_len", "dtype", "int64"),
+        ("top_ids", "dtype", "int32"),
+        ("top_ids", "shape", ["batch", "num_logits", 9]),
+    ],
+)
+def test_what_the_tensors_for_cuda_are(
+    plain_manifest: Manifest, name: str, field: str, value: object
+) -> None:
+    document = document_of(as_cuda(multi_token(plain_manifest)))
+    graph = document["graphs"][1]
+    tensors = [t for side in ("inputs", "outputs") for t in graph[side]]
+    next(t for t in tensors if t["name"] == name)[field] = value
+    assert refused_field(document).endswith(field)
 
 
 def test_recompute_needs_context_lens_in_both_graphs(plain_manifest: Manifest) -> None:

@@ -71,8 +71,6 @@ from trtllm_lite.tools.bench_run import (
 from trtllm_lite.tools.cli import cli
 
 VOCAB = 50
-
-
 TUNING = Tuning(Setting(3, "off"), "remembered")
 
 
@@ -226,7 +224,7 @@ def test_the_report_holds_what_is_needed_to_compare(tmp_path: Path) -> None:
     assert result["fraction_of_limit"] == pytest.approx(0.4)
     assert result_table(document).rows[1] == (
         *("8", "5", "3", "1000.0 [1000.0, 1000.0]", "100.0 [100.0, 100.0]"),
-        *("10.7 [10.7, 10.7]", "40.00", "40%"),
+        *("10.7 [10.7, 10.7]", "-", "-", "40.00", "40%"),
     )
     assert "40.00 ms a token" in summary(document)[1]
 
@@ -266,7 +264,7 @@ def test_what_is_not_known_is_null_and_a_dash(tmp_path: Path) -> None:
     document = report(make_bundle(tmp_path), options, {"threads": 1}, Limit(4_000, None), samples)
     assert document["results"][0]["tpot"] is None
     assert document["results"][0]["fraction_of_limit"] is None
-    assert result_table(document).rows[0][4:] == ("-", "1.0 [1.0, 1.0]", "-", "-")
+    assert result_table(document).rows[0][4:] == ("-", "1.0 [1.0, 1.0]", *"----")
     assert "not known" in summary(document)[1]
 
 
@@ -321,6 +319,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, An
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr("trtllm_lite.runtime.bundle.open_bundle", lambda *a, **k: bundle)
     monkeypatch.setattr("trtllm_lite.tools.bandwidth.read_bandwidth", lambda *a: 100_000.0)
+    monkeypatch.setattr("trtllm_lite.tools.bench_prediction.predictions", lambda *a: {})
     return calls
 
 

@@ -68,7 +68,7 @@ def test_sparse_files_are_whole_and_take_no_room(tmp_path: Path, name: str) -> N
         assert len(json.loads(file.read(length))) == len(header.tensors)
 
 
-@pytest.mark.parametrize(("name", "billions"), [("1b", 1.24), ("8b", 8.03)])
+@pytest.mark.parametrize(("name", "billions"), [("135m", 0.135), ("1b", 1.24), ("8b", 8.03)])
 def test_sizes_are_what_the_names_say(name: str, billions: float) -> None:
     count = sum(int(np.prod(shape)) for _, shape in SHAPES[name].tensors())
     assert count / 1e9 == pytest.approx(billions, abs=0.01)

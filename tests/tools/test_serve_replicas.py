@@ -4,6 +4,7 @@ import os
 import pickle
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from trtllm_lite.runtime.errors import UsageError
 from trtllm_lite.runtime.loading import LoadOptions
+from trtllm_lite.runtime.manifest_io import read_manifest
 from trtllm_lite.runtime.server.replicas.plan import FleetPlan
 from trtllm_lite.runtime.server.replicas.ray_environment import prepare
 from trtllm_lite.runtime.server.replicas.ray_messages import cause
@@ -166,3 +168,16 @@ def test_ray_is_told_to_keep_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_the_cause_is_the_last_line(told: str, text: str) -> None:
     assert cause(told) == text
+
+
+@pytest.mark.parametrize("target", ["tensorrt", "cuda"])
+def test_what_is_for_a_gpu_is_refused(
+    planned: Planned, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    manifest = replace(read_manifest(tiny_bundle), target=target)
+    monkeypatch.setattr(serve_replicas, "read_manifest", lambda folder: manifest)
+    result = serve(str(tiny_bundle), "--replicas", "2")
+    assert f"is for {target}, and replicas share cores, not a GPU" in result.stderr
+    assert result.exit_code == 2
+    on_cpu = serve(str(tiny_bundle), "--replicas", "2", "--backend", "onnxruntime")
+    assert on_cpu.exit_code == (7 if target == "tensorrt" else 2)

@@ -1,7 +1,6 @@
 """`python -m trtllm_lite.tools.clients run | table`."""
 
 import json
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from trtllm_lite.runtime.errors import TrtllmLiteError, UsageError
+from trtllm_lite.runtime.errors import UsageError
 from trtllm_lite.tools.clients.catalogue import CATALOGUE, Client, chosen
 from trtllm_lite.tools.clients.document import document, markdown, server_row
 from trtllm_lite.tools.clients.reference import write_reference
@@ -17,6 +16,7 @@ from trtllm_lite.tools.clients.runner import Places, Row, run_client
 from trtllm_lite.tools.clients.scripts.checks import Target
 from trtllm_lite.tools.clients.serving import MODEL, Ending, served
 from trtllm_lite.tools.conformance.tool_template import with_tools
+from trtllm_lite.tools.module_program import run_module
 
 Tell = Callable[[str], None]
 
@@ -43,8 +43,8 @@ def cli() -> None:
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Default: a free one.")
 def run(names: tuple[str, ...], bundle: Path, folder: Path, output: Path | None, port: int) -> None:
-    """Run the clients, all but the optional ones where none is named. The exit code is 1 when a
-    check failed or a client could not be installed."""
+    """Run the clients, all of them where none is named. The exit code is 1 when a check failed or a
+    client could not be installed."""
     clients = chosen(names)
     folder = folder.resolve()
     if folder.is_file():
@@ -113,15 +113,5 @@ def table(recorded: Path) -> None:
     click.echo(markdown(json.loads(recorded.read_text(encoding="utf-8"))), nl=False)
 
 
-def main() -> None:
-    """One line for what a user can mend."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server is ended
-    try:
-        cli(prog_name="python -m trtllm_lite.tools.clients")
-    except TrtllmLiteError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(error.exit_code)
-
-
 if __name__ == "__main__":
-    main()
+    run_module(cli, "trtllm_lite.tools.clients")

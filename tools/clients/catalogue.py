@@ -20,7 +20,7 @@ class Client:
     """One client: an environment, and the scripts that run in it.
 
     title: what people call it. package: whose version is reported; empty for what the language
-    brings along. optional: not run unless it is named (large, or not everybody's).
+    brings along.
     """
 
     name: str
@@ -28,7 +28,6 @@ class Client:
     package: str
     scripts: tuple[str, ...]
     language: Language = "python"
-    optional: bool = False
 
     def script(self, name: str) -> Path:
         return SCRIPTS / f"{name}.{'py' if self.language == 'python' else 'mjs'}"
@@ -50,19 +49,19 @@ CATALOGUE = (
     Client("vercel", "Vercel AI SDK (Node)", "ai", ("vercel_node",), "node"),
     Client("lm-eval", "lm-eval, local-completions", "lm_eval", ("lm_eval_python",)),
     Client("k6", "k6, 64 streams", "k6", ("k6_load",)),
-    Client("litellm", "litellm", "litellm", ("litellm_python",), optional=True),
+    Client("litellm", "litellm", "litellm", ("litellm_python",)),
 )
 
 
 def chosen(names: Iterable[str]) -> list[Client]:
-    """The clients of these names, in the catalogue's order; all but the optional ones where there
-    is no name. Raises UsageError for a name that is none."""
+    """The clients of these names, in the catalogue's order; all of them where there is no name.
+    Raises UsageError for a name that is none."""
     wanted = set(names)
     unknown = wanted - {client.name for client in CATALOGUE}
     if unknown:
         known = ", ".join(client.name for client in CATALOGUE)
         raise UsageError(f"no client {sorted(unknown)[0]!r}; known: {known}")
-    return [c for c in CATALOGUE if (c.name in wanted if wanted else not c.optional)]
+    return [client for client in CATALOGUE if client.name in wanted or not wanted]
 
 
 def requirements(client: Client) -> dict[str, str]:

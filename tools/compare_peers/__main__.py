@@ -1,7 +1,6 @@
 """`python -m trtllm_lite.tools.compare_peers prepare | run | report`."""
 
 import json
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from trtllm_lite.runtime.errors import TrtllmLiteError, UsageError
+from trtllm_lite.runtime.errors import UsageError
 from trtllm_lite.tools.compare_peers.contenders import catalogue, chosen, parse_ours
 from trtllm_lite.tools.compare_peers.document import document, dropped
 from trtllm_lite.tools.compare_peers.page import Notes, page, read_notes, without_reason
@@ -18,6 +17,7 @@ from trtllm_lite.tools.compare_peers.prompts import read_texts
 from trtllm_lite.tools.compare_peers.report import markdown
 from trtllm_lite.tools.compare_peers.runner import Runner, RunOptions
 from trtllm_lite.tools.compare_peers.turns import MANY, ONE, PARTS, Part
+from trtllm_lite.tools.module_program import run_module
 
 QUALITY = "quality"
 DEFAULT_PARTS = (ONE.name, MANY.name, QUALITY)
@@ -146,15 +146,5 @@ def report(documents: tuple[Path, ...], notes: Path | None, output: Path | None)
         click.echo(f"no reason: {line}", err=True)
 
 
-def main() -> None:
-    """One line for what a user can mend."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the workers are ended
-    try:
-        cli(prog_name="python -m trtllm_lite.tools.compare_peers")
-    except TrtllmLiteError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(error.exit_code)
-
-
 if __name__ == "__main__":
-    main()
+    run_module(cli, "trtllm_lite.tools.compare_peers")

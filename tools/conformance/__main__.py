@@ -1,12 +1,10 @@
 """`python -m trtllm_lite.tools.conformance [SUITE...] --bundle BUNDLE`."""
 
-import signal
 import sys
 from pathlib import Path
 
 import click
 
-from trtllm_lite.runtime.errors import TrtllmLiteError
 from trtllm_lite.tools.conformance.document import (
     document,
     read_beside,
@@ -14,11 +12,13 @@ from trtllm_lite.tools.conformance.document import (
     write_document,
 )
 from trtllm_lite.tools.conformance.expected import read_expected
+from trtllm_lite.tools.conformance.figures import folder_option
 from trtllm_lite.tools.conformance.judge import counts, judge
 from trtllm_lite.tools.conformance.page import page
 from trtllm_lite.tools.conformance.run import ROOT, Place, run_suite
 from trtllm_lite.tools.conformance.suites import SUITES, Suite
 from trtllm_lite.tools.conformance.tool_template import with_tools
+from trtllm_lite.tools.module_program import run_module
 
 MEASUREMENTS = ROOT / "docs" / "measurements"
 PAGE = ROOT / "docs" / "conformance.md"
@@ -27,13 +27,7 @@ PAGE = ROOT / "docs" / "conformance.md"
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("names", metavar="[SUITE]...", nargs=-1, type=click.Choice(tuple(SUITES)))
 @click.option("--bundle", type=click.Path(exists=True, path_type=Path), help="The bundle to serve.")
-@click.option(
-    "--folder",
-    type=click.Path(path_type=Path),
-    default=Path(".conformance"),
-    show_default=True,
-    help="Where archives, environments and logs are.",
-)
+@folder_option
 @click.option("--record/--no-record", default=True, help="Write down what came out as expected.")
 @click.option("--page-only", is_flag=True, help="Run nothing, write the page of what is recorded.")
 def cli(
@@ -78,15 +72,5 @@ def write_page() -> None:
     PAGE.write_text(page(read_documents(MEASUREMENTS), read_beside(MEASUREMENTS)), encoding="utf-8")
 
 
-def main() -> None:
-    """One line for what a user can mend."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are ended
-    try:
-        cli(prog_name="python -m trtllm_lite.tools.conformance")
-    except TrtllmLiteError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(error.exit_code)
-
-
 if __name__ == "__main__":
-    main()
+    run_module(cli, "trtllm_lite.tools.conformance")

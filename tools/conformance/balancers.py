@@ -30,6 +30,7 @@ from trtllm_lite.tools.conformance.fleet_clients import (
     texts_agree,
 )
 from trtllm_lite.tools.conformance.processes import start_server, url_of
+from trtllm_lite.tools.module_program import run_module
 
 CONFIGURATION = Path(__file__).resolve().parents[2] / "docs" / "deploy" / "nginx.conf"
 START_SECONDS = 120.0
@@ -199,4 +200,4 @@ async def _sum(port: int, metric: str) -> float:
 
 
 if __name__ == "__main__":
-    cli()
+    run_module(cli, "trtllm_lite.tools.conformance.balancers")

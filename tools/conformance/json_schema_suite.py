@@ -1,9 +1,7 @@
 """`python -m trtllm_lite.tools.conformance.json_schema_suite`: no schema of the
 JSON-Schema-Test-Suite lets an invalid text through; what is not supported is refused by name."""
 
-import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
@@ -13,12 +11,13 @@ from typing import Any
 import click
 import httpx
 
-from trtllm_lite.runtime.errors import TrtllmLiteError
 from trtllm_lite.runtime.grammar_compiler import CachedCompiler, open_llguidance
 from trtllm_lite.tools.conformance.fetch import fetched
+from trtllm_lite.tools.conformance.figures import finish, folder_option, output_option
 from trtllm_lite.tools.conformance.json_schema_check import Checker, Finding
 from trtllm_lite.tools.conformance.json_schema_groups import ARCHIVE, DRAFTS, Group, read_groups
 from trtllm_lite.tools.conformance.toy import EOS, byte_tokenizer, toy_server
+from trtllm_lite.tools.module_program import run_module
 
 _QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'|`[^`]*`|\d+")
 _LISTED = re.compile(r"Unimplemented keys: \[(.*?)\]")
@@ -75,14 +74,8 @@ def document(results: dict[str, list[Finding]]) -> dict[str, Any]:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--folder",
-    type=click.Path(path_type=Path),
-    default=Path(".conformance"),
-    show_default=True,
-    help="Where the archive is kept.",
-)
-@click.option("--output", type=click.Path(path_type=Path), help="Write the figures here, as JSON.")
+@folder_option
+@output_option
 @click.option("--verbose", is_flag=True, help="Tell of every valid instance that is not written.")
 def cli(folder: Path, output: Path | None, verbose: bool) -> None:
     """Run the JSON-Schema-Test-Suite. Exits with 1 when a text that is invalid is let through."""
@@ -91,11 +84,8 @@ def cli(folder: Path, output: Path | None, verbose: bool) -> None:
         results = {draft: check_all(read_groups(home, draft), url) for draft in DRAFTS}
     for findings in results.values():
         _tell(findings, verbose=verbose)
-    made = document(results)
-    click.echo(json.dumps(made["drafts"], indent=1))
-    if output is not None:
-        output.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
-    sys.exit(any(each.wrong for findings in results.values() for each in findings))
+    wrong = any(each.wrong for findings in results.values() for each in findings)
+    finish(document(results), output, passed=not wrong)
 
 
 def _tell(findings: Iterable[Finding], *, verbose: bool) -> None:
@@ -106,14 +96,5 @@ def _tell(findings: Iterable[Finding], *, verbose: bool) -> None:
             click.echo(f"not written: {each.group}: {name}")
 
 
-def main() -> None:
-    """One line for what a user can mend."""
-    try:
-        cli(prog_name="python -m trtllm_lite.tools.conformance.json_schema_suite")
-    except TrtllmLiteError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(error.exit_code)
-
-
 if __name__ == "__main__":
-    main()
+    run_module(cli, "trtllm_lite.tools.conformance.json_schema_suite")

@@ -33,6 +33,7 @@ from trtllm_lite.tools.conformance.processes import (
     title,
     url_of,
 )
+from trtllm_lite.tools.module_program import run_module
 
 START_SECONDS = 300.0
 END_SECONDS = 60.0
@@ -185,4 +186,4 @@ def _replicas(server: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    cli()
+    run_module(cli, "trtllm_lite.tools.conformance.ray_replicas")

@@ -22,7 +22,8 @@ REASONS = (
     r"is more than max_tokens",
     r"got True with a grammar",
     r"two functions (have the same name|named)|there is no tool|got the function",
-    r"allowed: the call_id of|allowed: the id of a tool_use|the last message is the assistant's",
+    r"allowed: the call_id of|allowed: the id of a tool_use",
+    r"the last message (is of the role|ends with tool_calls)",
     r"a block of type \w+ belongs to|a system message holds|got reasoning alone",
     # what a schema or an expression holds
     r"cannot be (used|compiled)|is no JSON|not JSON|nested over|is not supported; remove it",

@@ -13,10 +13,11 @@ from typing import Any
 
 import click
 
-from trtllm_lite.runtime.errors import TrtllmLiteError
 from trtllm_lite.tools.compare_peers.prepare import Step, run_steps
+from trtllm_lite.tools.conformance.figures import finish, folder_option, output_option
 from trtllm_lite.tools.conformance.judge import ConformanceError
 from trtllm_lite.tools.conformance.toy import toy_server
+from trtllm_lite.tools.module_program import run_module
 
 VERSION = "4.32.5"
 HOOKS = Path(__file__).with_name("schemathesis_hooks.py")
@@ -91,17 +92,11 @@ def document(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--folder",
-    type=click.Path(path_type=Path),
-    default=Path(".conformance"),
-    show_default=True,
-    help="Where the environment and the report are.",
-)
+@folder_option
 @click.option("--url", help="A running server without a key. Default: one with a toy model.")
 @click.option("--examples", type=int, default=50, show_default=True, help="Of fuzzing, by route.")
 @click.option("--seed", type=int, help="Makes the same requests again.")
-@click.option("--output", type=click.Path(path_type=Path), help="Write the figures here, as JSON.")
+@output_option
 def cli(
     folder: Path, url: str | None, examples: int, seed: int | None, output: Path | None
 ) -> None:
@@ -113,20 +108,8 @@ def cli(
         options += ["--header", f"Authorization: Bearer {KEY}"]
     with toy_server(KEY) if url is None else nullcontext(url) as where:
         made = document(run(program, where.rstrip("/"), place, options))
-    click.echo(json.dumps(made, indent=1))
-    if output is not None:
-        output.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
-    sys.exit(1 if made["failures"] or made["errors"] else 0)
-
-
-def main() -> None:
-    """One line for what a user can mend."""
-    try:
-        cli(prog_name="python -m trtllm_lite.tools.conformance.schemathesis_run")
-    except TrtllmLiteError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(error.exit_code)
+    finish(made, output, passed=not (made["failures"] or made["errors"]))
 
 
 if __name__ == "__main__":
-    main()
+    run_module(cli, "trtllm_lite.tools.conformance.schemathesis_run")

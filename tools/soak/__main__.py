@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from trtllm_lite import __version__
-from trtllm_lite.runtime.errors import TrtllmLiteError
+from trtllm_lite.tools.module_program import run_module
 from trtllm_lite.tools.soak.run import Plan, soak
 from trtllm_lite.tools.soak.verdict import document, lines
 
@@ -56,14 +56,5 @@ def cli(
     sys.exit(0 if made["holds"] else 1)
 
 
-def main() -> None:
-    """One line for what a user can mend."""
-    try:
-        cli(prog_name="python -m trtllm_lite.tools.soak")
-    except TrtllmLiteError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(error.exit_code)
-
-
 if __name__ == "__main__":
-    main()
+    run_module(cli, "trtllm_lite.tools.soak")

@@ -32,6 +32,7 @@ _RENAMES: Mapping[str, str] = MappingProxyType(
     {
         "prompt": "messages",
         "prompt_token_ids": "messages",
+        "continue_final_message": "messages",
         "stop": "stop_sequences",
         "response_format": "output_config",
         "reasoning_effort": "output_config",

@@ -51,9 +51,6 @@ def chat_messages(body: PromptFields) -> list[Message]:
     made: list[Message] = []
     if body.system:
         made.append({"role": "system", "content": _joined(body.system)})
-    if body.messages[-1].role == "assistant":
-        why = "the last message is the assistant's, and to continue it is not supported"
-        raise invalid(f"messages: {why}; allowed: the user's", "messages")
     turns = _Turns()
     for role, messages in groupby(body.messages, lambda message: message.role):
         blocks = [block for message in messages for block in _blocks(message.content)]
@@ -140,6 +137,7 @@ def _prompt(body: PromptFields, known: Set[str], *, reasons: bool) -> dict[str, 
         **_tools(body),
         "model": body.model,
         "messages": chat_messages(body),
+        "continue_final_message": body.messages[-1].role == "assistant",
         "chat_template_kwargs": thinking_variables(body.thinking, known, reasons=reasons) or None,
         "reasoning_effort": None if config is None else config.effort,
         "response_format": None

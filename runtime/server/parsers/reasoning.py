@@ -20,6 +20,11 @@ def opens_reasoning(prompt: str) -> bool:
     return prompt.rstrip(WHITESPACE).endswith(OPENING)
 
 
+def leaves_reasoning_open(content: str) -> bool:
+    """Whether an answer that is to be gone on with ends inside of its `<think>`."""
+    return content.lstrip(WHITESPACE).startswith(OPENING) and CLOSING not in content
+
+
 class ReasoningSplitter:
     """Splits the text of one answer into reasoning and content, as it grows.
 

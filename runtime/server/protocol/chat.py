@@ -29,11 +29,17 @@ class ChatRequest(Sampling):
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="variables that the chat template uses"
     )
-    add_generation_prompt: bool | None = None
+    add_generation_prompt: bool | None = Field(
+        None, description="null is true without continue_final_message"
+    )
+    continue_final_message: bool | None = Field(
+        None,
+        description="the answer goes on with the last message, the assistant's; not with "
+        "add_generation_prompt",
+    )
 
 
 CHAT_REFUSED: Mapping[str, Refused] = {
-    "continue_final_message": Refused("not supported; use /v1/completions", (False,)),
     "echo": Refused("not supported; use /v1/completions", (False,)),
     "audio": Refused("not supported: this server answers with text"),
     "modalities": Refused("not supported beyond text", (["text"],)),

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from trtllm_lite.runtime.sampling_params import INT64, MAX_CHOICES, MAX_LOGPROBS
 from trtllm_lite.runtime.server.errors import ApiError, invalid
+from trtllm_lite.runtime.server.protocol.forms import SchemaOrText, Texts
 from trtllm_lite.runtime.server.protocol.strict import Strict
 from trtllm_lite.runtime.server.protocol.tools import ResponseFormat, StructuredOutputs
 
@@ -46,7 +47,7 @@ class SharedFields(Strict):
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
         None, description="token id, as a string, to what is added to its logit"
     )
-    guided_json: dict[str, Any] | str | None = Field(None, description="a JSON schema")
+    guided_json: SchemaOrText | None = Field(None, description="a JSON schema")
     guided_regex: str | None = None
     guided_choice: list[str] | None = Field(None, description="the answer is one of these")
     structured_outputs: StructuredOutputs | None = Field(
@@ -59,7 +60,7 @@ class Sampling(SharedFields):
     """The fields that chat and text completions share."""
 
     n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="choices per prompt")
-    stop: str | list[str] | None = Field(
+    stop: Texts | None = Field(
         None, description="at most 16 strings, none empty; not part of the answer"
     )
     response_format: ResponseFormat | None = Field(
@@ -74,13 +75,22 @@ TopLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 @dataclass(frozen=True)
 class Refused:
     """A field that is known and not served. Null and the `neutral` values pass: they ask for
-    nothing."""
+    nothing. `beside`: the neutral ones do so only where that other field is left out or among
+    them."""
 
     reason: str
     neutral: tuple[object, ...] = ()
+    beside: str | None = None
 
-    def asks(self, value: object) -> bool:
-        return value is not None and not any(_is_same(value, n) for n in self.neutral)
+    def asks(self, name: str, raw: Mapping[str, Any]) -> bool:
+        """Whether the body `raw` asks for anything by its field `name`."""
+        if raw[name] is None:
+            return False
+        other = None if self.beside is None else raw.get(self.beside)
+        return not (self._is_neutral(raw[name]) and (other is None or self._is_neutral(other)))
+
+    def _is_neutral(self, value: object) -> bool:
+        return any(_is_same(value, each) for each in self.neutral)
 
 
 def _is_same(value: object, other: object) -> bool:
@@ -92,7 +102,11 @@ _NO_GRAMMAR = "not supported; use response_format, guided_json, guided_regex or 
 _NO_SCORES = "not supported; use echo with logprobs of /v1/completions"
 
 REFUSED: Mapping[str, Refused] = {
-    "best_of": Refused("not supported; use n and choose yourself", (1,)),
+    "best_of": Refused(
+        "not supported: all choices that are made are returned; use n and choose yourself",
+        (1,),
+        beside="n",
+    ),
     "use_beam_search": Refused("not supported", (False,)),
     "length_penalty": Refused("not supported: it belongs to beam search", (1, 1.0)),
     "prompt_embeds": Refused("not supported: tensors from clients are not loaded"),
@@ -126,8 +140,8 @@ NO_EFFECT = (
 def check_refused(raw: Mapping[str, Any], *tables: Mapping[str, Refused]) -> None:
     """Raises ApiError for the first field of `raw` that one of the tables refuses."""
     for table in tables:
-        for name, value in raw.items():
-            if name in table and table[name].asks(value):
+        for name in raw:
+            if name in table and table[name].asks(name, raw):
                 raise unsupported(name, table[name].reason)
 
 

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field, Tag
 
-from trtllm_lite.runtime.server.protocol.response_items import text_or_list
+from trtllm_lite.runtime.server.protocol.forms import one_of, text_or_list
 from trtllm_lite.runtime.server.protocol.strict import Strict
 
 
@@ -39,7 +39,7 @@ class ToolUseBlock(Strict):
 
 Texts = Annotated[
     Annotated[str, Tag("text")] | Annotated[list[TextBlock], Tag("list")],
-    Discriminator(text_or_list),
+    one_of(text_or_list, "a string or a list of blocks of type text"),
 ]
 
 
@@ -57,7 +57,8 @@ Block = Annotated[
     Field(discriminator="type"),
 ]
 Content = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[Block], Tag("list")], Discriminator(text_or_list)
+    Annotated[str, Tag("text")] | Annotated[list[Block], Tag("list")],
+    one_of(text_or_list, "a string or a list of blocks"),
 ]
 
 

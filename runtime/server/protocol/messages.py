@@ -62,8 +62,8 @@ class PromptFields(Strict):
     model: str | None = Field(None, description="one of the served names; null is the first")
     messages: list[InputMessage] = Field(
         min_length=1,
-        description="roles user, assistant and system, the last one's not assistant; blocks of "
-        "type text, thinking, redacted_thinking, tool_use and tool_result",
+        description="roles user, assistant and system; an assistant's in the last place is gone on "
+        "with; blocks of type text, thinking, redacted_thinking, tool_use and tool_result",
     )
     system: Texts | None = Field(None, description="a text, or blocks of type text")
     tools: list[MessageTool] | None = Field(
@@ -105,6 +105,9 @@ MESSAGES_REFUSED: Mapping[str, Refused] = {
     "reasoning_effort": Refused("not supported here; use output_config.effort"),
     "chat_template_kwargs": Refused(_OTHER_API),
     "max_completion_tokens": Refused("not supported here; use max_tokens"),
+    "continue_final_message": Refused(
+        "not supported here; the answer goes on with a last message of the assistant", (False,)
+    ),
     "speed": Refused("not supported: there is one speed", ("standard",)),
     "stop": Refused("not supported here; use stop_sequences"),
     "logprobs": Refused(_OTHER_API, (False,)),

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from trtllm_lite.runtime.server.protocol.forms import one_of, text_or_list
 from trtllm_lite.runtime.server.protocol.strict import Strict
 
 
@@ -29,14 +30,10 @@ class Thought(Strict):
     text: str
 
 
-def text_or_list(value: object) -> str:
-    """Which of two forms a content has: told apart first, errors speak of that one alone."""
-    return "text" if isinstance(value, str) else "list"
-
-
 Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
 Content = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[Part], Tag("list")], Discriminator(text_or_list)
+    Annotated[str, Tag("text")] | Annotated[list[Part], Tag("list")],
+    one_of(text_or_list, "a string or a list of parts"),
 ]
 
 
@@ -91,5 +88,6 @@ Item = Annotated[
 ]
 Items = Annotated[list[Item], Field(min_length=1)]
 Input = Annotated[
-    Annotated[str, Tag("text")] | Annotated[Items, Tag("list")], Discriminator(text_or_list)
+    Annotated[str, Tag("text")] | Annotated[Items, Tag("list")],
+    one_of(text_or_list, "a string or a list of items"),
 ]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, Tag
 
 from trtllm_lite.runtime.server.protocol.common import (
     Count,
@@ -11,6 +11,7 @@ from trtllm_lite.runtime.server.protocol.common import (
     SharedFields,
     TopLogprobs,
 )
+from trtllm_lite.runtime.server.protocol.forms import Texts, one_of, text_or_object
 from trtllm_lite.runtime.server.protocol.response_items import Input
 from trtllm_lite.runtime.server.protocol.strict import Strict
 from trtllm_lite.runtime.server.protocol.tools import MAX_TOOLS
@@ -55,6 +56,13 @@ class FunctionChoice(Strict):
     name: str = Field(min_length=1, max_length=64)
 
 
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("text")]
+    | Annotated[FunctionChoice, Tag("object")],
+    one_of(text_or_object, "'none', 'auto', 'required', or an object that names a function"),
+]
+
+
 class ReasoningOptions(Strict):
     """`reasoning`."""
 
@@ -87,7 +95,7 @@ class ResponsesRequest(SharedFields):
     )
     instructions: str | None = Field(None, description="a system message in front")
     max_output_tokens: Count | None = Field(None, description="null is what the context has left")
-    stop: str | list[str] | None = Field(
+    stop: Texts | None = Field(
         None, description="at most 16 strings, none empty; not part of the answer"
     )
     text: TextOptions | None = Field(
@@ -96,7 +104,7 @@ class ResponsesRequest(SharedFields):
     tools: list[ResponseTool] | None = Field(
         None, max_length=MAX_TOOLS, description="of type function"
     )
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     include: list[Included] | None = Field(
@@ -134,6 +142,7 @@ RESPONSES_REFUSED: Mapping[str, Refused] = {
     "reasoning_effort": Refused("not supported here; use reasoning.effort"),
     "logprobs": Refused(f"not supported here; use include with {LOGPROBS}", (False,)),
     "n": Refused("not supported here: a request has one response", (1,)),
+    "continue_final_message": Refused("not supported here; use /v1/chat/completions", (False,)),
 }
 
 RESPONSES_NO_EFFECT = (

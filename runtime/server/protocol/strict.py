@@ -1,6 +1,6 @@
 """The base of all request models."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import pydantic
@@ -22,7 +22,20 @@ class Strict(BaseModel):
             return cls.model_validate(raw)
         except pydantic.ValidationError as error:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            path = [str(part) for part in first["loc"]]
+            path = _path(raw, first["loc"])
             where = ".".join(path) or "body"
-            param = path[0] if path else None
-            raise invalid(f"{where}: {first['msg']}", param) from None
+            raise invalid(f"{where}: {first['msg']}", path[0] if path else None) from None
+
+
+def _path(raw: object, loc: Sequence[int | str]) -> list[str]:
+    """Where in the body the error is: without the names of forms, which are between."""
+    made, value = list[str](), raw
+    for part in loc:
+        if isinstance(value, Mapping) and (part in value or part == loc[-1]):
+            value = value.get(part)
+        elif isinstance(value, list) and isinstance(part, int):
+            value = value[part]
+        else:
+            continue
+        made.append(str(part))
+    return made

@@ -11,7 +11,6 @@ from trtllm_lite.runtime.server.protocol.tools import MAX_TOOLS, ToolDefinition
 
 TOKENIZE_REFUSED: Mapping[str, Refused] = {
     "chat_template": REFUSED["chat_template"],
-    "continue_final_message": Refused("not supported; a conversation ends with it", (False,)),
 }
 
 
@@ -26,6 +25,9 @@ class TokenizeRequest(Strict):
         None, description="null is true for a prompt; a rendered conversation has its own"
     )
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = Field(
+        None, description="only with messages, and not with add_generation_prompt"
+    )
     tools: list[ToolDefinition] | None = Field(None, max_length=MAX_TOOLS)
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None

@@ -1,9 +1,10 @@
 """`tools`, `tool_choice`, `response_format` and the guided fields of a request body."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, Tag
 
+from trtllm_lite.runtime.server.protocol.forms import SchemaOrText, one_of, text_or_object
 from trtllm_lite.runtime.server.protocol.strict import Strict
 
 MAX_TOOLS = 128
@@ -38,7 +39,11 @@ class NamedChoice(Strict):
     function: FunctionName
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedChoice
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("text")]
+    | Annotated[NamedChoice, Tag("object")],
+    one_of(text_or_object, "'none', 'auto', 'required', or an object that names a function"),
+]
 
 
 class JsonSchema(Strict):
@@ -61,7 +66,7 @@ class ResponseFormat(Strict):
 class StructuredOutputs(Strict):
     """vLLM's `structured_outputs`: one of four. Its two other forms of text are refused."""
 
-    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    json_: SchemaOrText | None = Field(None, alias="json")
     regex: str | None = None
     choice: list[str] | None = None
     json_object: bool | None = None

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
@@ -11,22 +11,21 @@ from trtllm_lite.runtime.server.body import read_body
 from trtllm_lite.runtime.server.errors import (
     ApiError,
     ClientGoneError,
-    deadline_passed,
     from_exception,
     unavailable,
 )
 from trtllm_lite.runtime.server.exchange import Exchange
 from trtllm_lite.runtime.server.replicas.fleet import Fleet, QueueFullError, ReplicaLostError
-from trtllm_lite.runtime.server.replicas.messages import Forwarded, Piece, forwarded
+from trtllm_lite.runtime.server.replicas.messages import Forwarded, forwarded
 from trtllm_lite.runtime.server.replicas.metrics import FrontMetrics
-from trtllm_lite.runtime.server.replicas.prompt_text import beginning
+from trtllm_lite.runtime.server.replicas.prompt_text import asks_for_stream, beginning
+from trtllm_lite.runtime.server.replicas.relay import Relay
 from trtllm_lite.runtime.server.service import Service
 
 TRIES = 2
 """A request that no client has seen a byte of is run again when its replica dies. Once only: one
 that kills replicas must not go through all of them."""
 RETRY_SECONDS = 1
-_EVENTS = b"text/event-stream"
 _log = logging.getLogger(__name__)
 
 
@@ -50,7 +49,9 @@ class Forward:
             prompt = await self._prompt(scope, body)
             request = forwarded(scope, body, scope["state"]["request_id"], prompt)
             with service.admission.admitted(1):
-                await exchange.while_connected(self._answer(_Relay(exchange), request))
+                is_stream = partial(self._is_stream, scope, body)
+                relay = Relay(exchange, service.config, is_stream)
+                await exchange.while_connected(self._answer(relay, request))
         except ClientGoneError:
             # Nobody is left to be answered.
             return
@@ -69,7 +70,11 @@ class Forward:
         path: str = scope["path"]
         return await asyncio.to_thread(beginning, body, limits) or path
 
-    async def _answer(self, relay: "_Relay", request: Forwarded) -> None:
+    async def _is_stream(self, scope: Scope, body: bytes) -> bool:
+        limits = self._service.config.limits
+        return await asyncio.to_thread(asks_for_stream, scope["path"], body, limits)
+
+    async def _answer(self, relay: Relay, request: Forwarded) -> None:
         task = asyncio.ensure_future(self._tried(relay, request))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -87,12 +92,11 @@ class Forward:
                 _log.error("a request failed in its replica", exc_info=error)
             await relay.fail(from_exception(error))
 
-    async def _tried(self, relay: "_Relay", request: Forwarded) -> None:
-        seconds = self._service.config.request_timeout
+    async def _tried(self, relay: Relay, request: Forwarded) -> None:
         for attempt in range(1, TRIES + 1):
             try:
                 async with aclosing(self._fleet.send(request)) as pieces:
-                    await relay.take(pieces, seconds)
+                    await relay.take(pieces)
                 return
             except QueueFullError:
                 self._service.metrics.rejected("queue_full")
@@ -100,47 +104,6 @@ class Forward:
                 raise unavailable(message, "queue_full", RETRY_SECONDS) from None
             except ReplicaLostError:
                 self._numbers.lost()
-                if relay.started or attempt == TRIES or self._service.phase != "ready":
+                if relay.begun or attempt == TRIES or self._service.phase != "ready":
                     message = "the replica that ran the request has died; send it again"
                     raise unavailable(message, "replica_lost", RETRY_SECONDS) from None
-
-
-class _Relay:
-    """Copies one response to its client."""
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-        self._events = False
-
-    @property
-    def started(self) -> bool:
-        """Whether the client has seen anything."""
-        return self._exchange.started
-
-    async def take(self, pieces: AsyncGenerator[Piece, None], seconds: float) -> None:
-        """Every piece, the first one within `seconds`: later ones are in the replica's care, which
-        has the same limit. Raises ApiError, ReplicaLostError, ClientGoneError."""
-        try:
-            async with asyncio.timeout(seconds) as waiting:
-                async for piece in pieces:
-                    waiting.reschedule(None)
-                    await self._copy(piece)
-        except TimeoutError:
-            raise deadline_passed(seconds) from None
-        if not self._exchange.complete:
-            raise ReplicaLostError
-
-    async def fail(self, error: ApiError) -> None:
-        """Tell the client: as the last event of a stream that has begun; otherwise `error` is
-        raised, which is the response, or breaks off a body that has no place for it."""
-        if not (self.started and self._events):
-            raise error
-        await self._exchange.end_with_error(error)
-
-    async def _copy(self, piece: Piece) -> None:
-        if piece.status is not None:
-            kinds = [value for name, value in piece.headers if name == b"content-type"]
-            self._events = any(kind.startswith(_EVENTS) for kind in kinds)
-            await self._exchange.start(piece.status, list(piece.headers))
-        if piece.body or piece.last:
-            await self._exchange.write(piece.body, last=piece.last)

@@ -1,4 +1,5 @@
-"""How the text of a request begins: what routers look at that keep alike prompts together."""
+"""What the front looks at in a body that it passes on: how its text begins, for routers that keep
+alike prompts together, and whether a stream is asked for."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -12,6 +13,8 @@ MOST_CHARACTERS = 8192
 _FIELDS = ("system", "instructions", "messages", "prompt", "input")
 """In the order in which they come to stand in a prompt; no API has more than two of them."""
 _INSIDE = ("content", "text")
+_STREAMS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
+"""The paths that answer with a stream where a body says so."""
 
 
 def beginning(body: bytes, limits: Limits) -> str:
@@ -23,6 +26,14 @@ def beginning(body: bytes, limits: Limits) -> str:
         return ""
     letters = (c for name in _FIELDS for text in _texts(fields.get(name)) for c in text)
     return "".join(islice(letters, MOST_CHARACTERS))
+
+
+def asks_for_stream(path: str, body: bytes, limits: Limits) -> bool:
+    """Whether the answer is to be a stream of events. A body that is wrong asks for none."""
+    try:
+        return path in _STREAMS and parse_object(body, limits).get("stream") is True
+    except ApiError:
+        return False
 
 
 def _texts(value: Any) -> Iterator[str]:

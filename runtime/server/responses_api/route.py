@@ -28,10 +28,12 @@ class ResponsesRoute(GenerationRoute):
         "prompt": "input",
         "prompt_token_ids": "input",
         "messages": "input",
-        "max_tokens": "max_output_tokens",
         "response_format": "text",
         "reasoning_effort": "reasoning",
     }
+
+    def length_name(self, raw: Mapping[str, Any]) -> str:
+        return "max_output_tokens"
 
     async def plan(self, raw: dict[str, Any]) -> Plan:
         check_refused(raw, RESPONSES_REFUSED, REFUSED)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
 from trtllm_lite.exporter.quantize.formats import (
-    FORMATS,
+    FUSED,
     INT4_BLOCK32,
     INT4_BLOCK64,
     INT8_BLOCK64,
@@ -60,7 +60,7 @@ def run(node: onnx.NodeProto, constants: dict[str, Any], x: Any) -> Any:
     return session.run(None, {"x": x})[0]
 
 
-@pytest.mark.parametrize("kind", FORMATS.values(), ids=lambda k: k.name)
+@pytest.mark.parametrize("kind", FUSED.values(), ids=lambda k: k.name)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_parts_have_the_shapes_and_types_they_promise(kind: Format, shape: tuple[int, int]) -> None:
     made = encoded(kind, random(*shape))
@@ -163,7 +163,7 @@ def test_rounding_to_nearest_is_within_half_a_step(
 @given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 5), st.integers(0, 99))
 def test_pieces_of_rows_make_the_same_bytes(n: int, k: int, step: int, seed: int) -> None:
     weight = random(n, 8 * k, seed=seed)
-    for kind in FORMATS.values():
+    for kind in FUSED.values():
         whole, pieces = encoded(kind, weight, n), encoded(kind, weight, step)
         assert {p: a.tobytes() for p, a in whole.items()} == {
             p: a.tobytes() for p, a in pieces.items()
@@ -205,7 +205,7 @@ def test_a_weight_of_zeros_is_zeros() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("kind", FORMATS.values(), ids=lambda k: k.name)
+@pytest.mark.parametrize("kind", FUSED.values(), ids=lambda k: k.name)
 def test_what_is_not_finite_is_refused_by_name(kind: Format, bad: float) -> None:
     weight = random(2, 40)
     weight[1, 3] = bad
@@ -233,6 +233,6 @@ def test_four_bits_ask_the_quantizer_and_eight_do_not() -> None:
             return super().quantize(name, rows, bits, block)
 
     asked = Asked()
-    for kind in FORMATS.values():
+    for kind in FUSED.values():
         kind.encoder(2, 64, asked).add("w", random(2, 64))
     assert asked.calls == [("w", 4, 32), ("w", 4, 64)]

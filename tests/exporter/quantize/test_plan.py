@@ -2,7 +2,7 @@
 
 import pytest
 
-from trtllm_lite.exporter.quantize.formats import FORMATS
+from trtllm_lite.exporter.quantize.formats import FUSED
 from trtllm_lite.exporter.quantize.plan import (
     RATES,
     FormatPlan,
@@ -88,7 +88,7 @@ def test_bytes_of_a_weight() -> None:
 
 
 def test_the_cost_model_knows_every_format_and_grows_with_the_work() -> None:
-    assert set(RATES) == {"none", *FORMATS}
+    assert set(RATES) == {"none", *FUSED}
     for name in RATES:
         one, two = (estimated_ms(name, "decode", [DOWN] * n) for n in (1, 2))
         assert two == pytest.approx(2 * one)

@@ -305,7 +305,7 @@ def test_the_certificate_has_gates_for_each_cache(
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"quantize": "int3"}, "--quantize: got 'int3'; allowed: none, int8, int4, auto"),
+        ({"quantize": "int3"}, "--quantize: got 'int3'; allowed: none, int8, int4, fp8, auto"),
         ({"prefill_format": "w8a8"}, "--prefill-format: it needs --quantize"),
         (
             {"quantize": "int8", "prefill_format": "int4"},

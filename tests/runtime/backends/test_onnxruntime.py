@@ -179,8 +179,8 @@ def test_a_cache_that_the_backend_cannot_bind_is_refused(
 
 
 def test_another_target_is_refused(bundle: Bundle) -> None:
-    other = Bundle(bundle.folder, replace(bundle.manifest, target="tensorrt"))
-    with pytest.raises(BundleError, match="target"):
+    other = Bundle(bundle.folder, replace(bundle.manifest, target="cuda"))
+    with pytest.raises(BundleError, match="this backend runs cpu, tensorrt"):
         open_session(other, SessionOptions(2, 8))
 
 

@@ -26,6 +26,7 @@ MESSAGES: tuple[Any, ...] = (
     [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}],
     [{"role": "user", "content": [{"type": "text", "text": "a"}]}],
     [{"role": "assistant", "content": None, "tool_calls": [TOOL]}],
+    [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
 )
 PROMPTS: tuple[Any, ...] = ("hello", ["a", "b"], [1, 2, 3], [[1], [2, 3]])
 COMMON: dict[str, tuple[Any, ...]] = {
@@ -62,6 +63,7 @@ OF_CHAT: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("auto", "required", "none"),
     "parallel_tool_calls": (True, False),
     "add_generation_prompt": (True, False),
+    "continue_final_message": (True, False),
     "chat_template_kwargs": ({"mood": "x"}, {"none": 1}),
     "max_completion_tokens": (2,),
 }

@@ -120,6 +120,29 @@ def test_calls_and_their_results_come_back_in_the_prompt(run_lab: RunLab) -> Non
     run_lab(test, room=256, card=HERMES, template=TEMPLATE)
 
 
+def test_an_answer_goes_on_with_what_was_begun(run_lab: RunLab) -> None:
+    async def test(lab: Lab) -> None:
+        start = {"role": "assistant", "content": [{"type": "text", "text": "well, "}]}
+        body = {**ASK, "messages": [*ASK["messages"], start]}
+        prompt = "user helloassistant well, "
+        want = (await lab.complete(prompt, max_tokens=9)).json()["choices"][0]["text"]
+        made = await ask(lab, **body)
+        assert text_of(made) == want
+        assert prompt_tokens(made["usage"]) == len(prompt)
+        assert (await lab.post(COUNT, body)).json() == {"input_tokens": len(prompt)}
+        call = {"type": "tool_use", "id": "1", "name": "go", "input": {}}
+        for path in (PATH, COUNT):
+            turns = [*ASK["messages"], {"role": "assistant", "content": [call]}]
+            answer = await lab.post(path, {**body, "messages": turns})
+            assert answer.status == 400
+            told = (
+                "messages: the last message ends with tool_calls; allowed: one that ends with its"
+            )
+            assert answer.json()["error"]["message"].startswith(told)
+
+    run_lab(test, card=HERMES, template=TEMPLATE)
+
+
 def test_thinking_is_a_switch_of_the_template(run_lab: RunLab) -> None:
     async def test(lab: Lab) -> None:
         for kind, shown in (

@@ -100,6 +100,11 @@ def test_calls_and_their_results_are_messages() -> None:
     assert [m["content"] for m in made[6:]] == ["Error: no", ""]
 
 
+def test_a_last_message_of_the_assistant_is_gone_on_with() -> None:
+    assert chat(messages=[USER, assistant(text("x"))]).continue_final_message
+    assert not chat(messages=[USER, assistant(text("x")), USER]).continue_final_message
+
+
 def test_tools_have_the_form_of_chat() -> None:
     made = chat(tools=[{**TOOL, "type": "custom"}], tool_choice={"type": "any"})
     (tool,) = made.tools or []
@@ -149,7 +154,6 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x/"}}
         ({"messages": [user(use())]}, "^messages.*tool_use belongs to the assistant"),
         ({"messages": [assistant(result()), USER]}, "^messages.*tool_result belongs to the user"),
         ({"messages": [user(result())]}, "^messages.*'t1'"),
-        ({"messages": [USER, assistant(text("x"))]}, "^messages.*last"),
         ({"system": [IMAGE]}, "^system"),
         ({"max_tokens": None}, "^max_tokens"),
         ({"max_tokens": 0}, "^max_tokens"),

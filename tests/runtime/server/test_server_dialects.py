@@ -126,10 +126,113 @@ def test_token_strs_are_spelled_as_in_the_vocabulary(run_lab: RunLab) -> None:
     run_lab(test)
 
 
-def test_a_last_message_to_go_on_with_is_refused(run_lab: RunLab) -> None:
+@pytest.mark.parametrize("best_of", [1, 2, 3])
+def test_choices_are_not_chosen_among_others(run_lab: RunLab, best_of: int) -> None:
     async def test(lab: Any) -> None:
-        body = {"messages": [{"role": "user", "content": "ab"}], "continue_final_message": True}
-        answer = await lab.post("/tokenize", body)
-        assert (answer.status, answer.error["param"]) == (400, "continue_final_message")
+        for answer in (
+            await lab.complete(n=2, best_of=best_of),
+            await lab.chat(n=2, best_of=best_of),
+        ):
+            assert (answer.status, answer.error["param"]) == (400, "best_of")
+        for fields in ({"n": 2, "best_of": None}, {"n": 1, "best_of": 1}, {"best_of": 1}):
+            assert (await lab.complete(max_tokens=1, **fields)).status == 200
+
+    run_lab(test)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/v1/chat/completions", "max_tokens"),
+        ("/v1/chat/completions", "max_completion_tokens"),
+        ("/v1/completions", "max_tokens"),
+        ("/v1/responses", "max_output_tokens"),
+    ],
+)
+def test_a_length_is_refused_under_the_name_it_was_sent_by(
+    run_lab: RunLab, path: str, name: str
+) -> None:
+    start = {"messages": [{"role": "user", "content": "ab"}], "prompt": "ab", "input": "ab"}
+    body = {k: v for k, v in start.items() if path != "/v1/responses" or k == "input"}
+    if path == "/v1/completions":
+        body = {"prompt": "ab"}
+
+    async def test(lab: Any) -> None:
+        for stream in (False, True):
+            answer = await lab.post(path, {**body, name: 1000, "stream": stream})
+            answer.check_refused()
+            assert answer.error["param"] == name
+            assert (
+                f"+ {name} 1000 = 1002; shorten the prompt or lower {name}"
+                in (answer.error["message"])
+            )
+        answer = await lab.post(path, {**body, name: 0, "min_tokens": 1})
+        assert answer.error["param"] == name
+        answer = await lab.post(path, {**body, name: 2, "min_tokens": 3})
+        assert answer.error["param"] == "min_tokens"
+        assert answer.error["message"] == f"min_tokens: 3 is more than {name} 2"
+
+    run_lab(test)
+
+
+def test_of_two_lengths_the_wrong_one_is_named(run_lab: RunLab) -> None:
+    async def test(lab: Any) -> None:
+        answer = await lab.chat(max_tokens=-1, max_completion_tokens=5)
+        assert answer.error["param"] == "max_tokens"
+        assert answer.error["message"].startswith("max_tokens: ")
+        answer = await lab.chat(max_tokens=5, max_completion_tokens=1000)
+        assert answer.error["param"] == "max_completion_tokens"
+
+    run_lab(test)
+
+
+PROMPTS = "a string, a list of strings, a list of token ids, or a list of such lists"
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value", "told"),
+    [
+        ("/v1/completions", "prompt", 5, f"prompt: Input should be {PROMPTS}"),
+        ("/v1/completions", "prompt", {"a": 1}, f"prompt: Input should be {PROMPTS}"),
+        ("/v1/completions", "prompt", ["a", 1], f"prompt: Input should be {PROMPTS}"),
+        ("/v1/completions", "prompt", [True], f"prompt: Input should be {PROMPTS}"),
+        ("/v1/completions", "prompt", [[1], "a"], f"prompt: Input should be {PROMPTS}"),
+        ("/v1/completions", "prompt", [1, -1], "prompt.1: Input should be greater than or eq"),
+        ("/v1/completions", "prompt", [[1], ["a"]], "prompt.1.0: Input should be a valid int"),
+        ("/v1/chat/completions", "stop", 5, "stop: Input should be a string or a list of str"),
+        ("/v1/chat/completions", "stop", ["a", 5], "stop.1: Input should be a valid string"),
+        ("/v1/chat/completions", "guided_json", [], "guided_json: Input should be an object, or"),
+        ("/v1/chat/completions", "tool_choice", 5, "tool_choice: Input should be 'none', 'auto', "),
+        ("/v1/chat/completions", "tool_choice", "x", "tool_choice: Input should be 'none', 'auto'"),
+        (
+            "/v1/chat/completions",
+            "tool_choice",
+            {"type": "function", "function": {}},
+            "tool_choice.function.name: Field required",
+        ),
+        ("/v1/responses", "input", 5, "input: Input should be a string or a list of items"),
+        ("/v1/responses", "input", [{"role": "user"}], "input.0.content: Field required"),
+        ("/v1/responses", "input", [{"content": "a"}], "input.0.role: Field required"),
+        (
+            "/v1/responses",
+            "input",
+            [{"role": "user", "content": 5}],
+            "input.0.content: Input should be a string or a list of parts",
+        ),
+        ("/v1/responses", "tool_choice", [], "tool_choice: Input should be 'none', 'auto', 'req"),
+    ],
+)
+def test_of_several_forms_all_or_the_one_meant_is_told(
+    run_lab: RunLab, path: str, field: str, value: Any, told: str
+) -> None:
+    messages = [{"role": "user", "content": "a"}]
+    start = {"/v1/completions": {"prompt": "a"}, "/v1/responses": {"input": "a"}}
+    body = start.get(path, {"messages": messages})
+
+    async def test(lab: Any) -> None:
+        answer = await lab.post(path, {**body, field: value})
+        answer.check_refused()
+        assert answer.error["message"].startswith(told)
+        assert answer.error["param"] == field
 
     run_lab(test)

@@ -232,6 +232,17 @@ def test_cors_is_closed_unless_opened(run_lab: RunLab) -> None:
         answer = await lab.start("OPTIONS", "/v1/chat/completions", headers=ask).whole()
         assert answer.status == 200
         assert answer.headers["access-control-allow-origin"] == "http://a.test"
+        for names in (
+            "authorization,content-type,x-stainless-lang,x-stainless-os,x-stainless-retry-count",
+            "x-api-key,anthropic-version,anthropic-beta,anthropic-dangerous-direct-browser-access",
+        ):
+            asked = {**ask, "access-control-request-headers": names}
+            answer = await lab.start("OPTIONS", "/v1/messages", headers=asked).whole()
+            assert answer.status == 200, answer.body
+            allowed = answer.headers["access-control-allow-headers"].lower().split(", ")
+            assert set(names.split(",")) <= set(allowed)
+        asked = {**ask, "access-control-request-headers": "x-other"}
+        assert (await lab.start("OPTIONS", "/v1/models", headers=asked).whole()).status == 400
         other = await lab.get("/health", {"origin": "http://b.test"})
         assert "access-control-allow-origin" not in other.headers
         refused = await lab.get("/v1/models", {"origin": "http://a.test"})

@@ -10,7 +10,10 @@ from typing import Any
 from trtllm_lite.tools.clients.scripts import raw
 from trtllm_lite.tools.clients.scripts.checks import Target
 
-OPTIONS = ("-o", "temperature", "0", "-o", "max_tokens", "32")
+GREEDY = ("-o", "temperature", "0")
+OPTIONS = (*GREEDY, "-o", "max_tokens", "32")
+ROOM = (*GREEDY, "-o", "max_tokens", "200")
+"""For JSON, between whose parts a model may put as much white space as it likes."""
 
 
 def _run(target: Target, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -61,7 +64,7 @@ def a_text_model(target: Target) -> None:
 
 def a_schema(target: Target) -> None:
     schema = json.dumps(raw.SHAPE)
-    text = _said(target, "-m", "ours", *OPTIONS, "--schema", schema, "Paris is a large city.")
+    text = _said(target, "-m", "ours", *ROOM, "--schema", schema, "Paris is a large city.")
     made = json.loads(text)
     assert made["city"] in raw.SHAPE["properties"]["city"]["enum"]
     assert isinstance(made["large"], bool)

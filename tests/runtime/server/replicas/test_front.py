@@ -140,6 +140,97 @@ def test_a_stream_that_has_begun_may_take_longer_than_the_wait(fleet_of: FleetOf
     with_client(fleet, test, ServerConfig(request_timeout=0.05))
 
 
+STREAM = b'{"stream": true}'
+SOON = ServerConfig(keep_alive_seconds=0.01)
+SIGN = ": keep-alive\n\n"
+
+
+async def asked_for_stream(front: Front, fleet: Any, *rest: Any, path: str = PATH) -> Any:
+    """The answer to a client that has been told twice to wait before the script comes to `rest`."""
+    told, signs = asyncio.Event(), 0
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        async def watched(message: Any) -> None:
+            nonlocal signs
+            await send(message)
+            signs += message.get("body", b"") == SIGN.encode()
+            if signs >= 2:
+                told.set()
+
+        await front.app(scope, receive, watched)
+
+    fleet.scripts = [[told, *rest], *fleet.scripts]
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        return await client.post(path, content=STREAM)
+
+
+def test_who_waits_for_a_stream_is_not_left_in_silence(fleet_of: FleetOf) -> None:
+    async def test(client: httpx.AsyncClient, service: Service, front: Front) -> None:
+        first, last = Piece(200, EVENTS, b"data: {}\n\n"), Piece(body=b"data: 1\n\n", last=True)
+        answer = await asked_for_stream(front, fleet, first, last)
+        signs, rest = answer.text.split("data: ", 1)
+        assert (answer.status_code, rest) == (200, "{}\n\ndata: 1\n\n")
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert len(signs) >= 2 * len(SIGN)
+        assert signs.replace(SIGN, "") == ""
+
+    fleet = fleet_of()
+    with_client(fleet, test, SOON)
+
+
+def test_who_waits_for_a_whole_answer_sees_nothing_before(fleet_of: FleetOf) -> None:
+    async def test(client: httpx.AsyncClient, service: Service, front: Front) -> None:
+        later = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.05, later.set)
+        fleet.scripts = [[later, Piece(400, JSON, b"{}", True)]]
+        answer = await client.post(PATH, content=b"{}")
+        assert (answer.status_code, answer.text) == (400, "{}")
+
+    fleet = fleet_of()
+    with_client(fleet, test, SOON)
+
+
+@pytest.mark.parametrize(
+    ("path", "event"), [(PATH, "data: {}\n\n"), ("/v1/messages", "event: error\ndata: {}\n\n")]
+)
+def test_a_refusal_that_comes_late_is_an_event(fleet_of: FleetOf, path: str, event: str) -> None:
+    async def test(client: httpx.AsyncClient, service: Service, front: Front) -> None:
+        pieces = Piece(400, JSON, b"{"), Piece(body=b"}", last=True)
+        answer = await asked_for_stream(front, fleet, *pieces, path=path)
+        assert (answer.status_code, answer.text.replace(SIGN, "")) == (200, event)
+
+    fleet = fleet_of()
+    with_client(fleet, test, SOON)
+
+
+@pytest.mark.parametrize("script", [LOST, [QueueFullError()], []])
+def test_an_error_after_a_sign_is_an_event(fleet_of: FleetOf, script: list[Any]) -> None:
+    codes = {ReplicaLostError: "replica_lost", QueueFullError: "queue_full"}
+
+    async def test(client: httpx.AsyncClient, service: Service, front: Front) -> None:
+        fleet.scripts = [script]
+        answer = await asked_for_stream(front, fleet, *(script or [asyncio.Event()]))
+        code = codes[type(script[0])] if script else "deadline_exceeded"
+        assert f'"code":"{code}"' in answer.text.replace(SIGN, "")
+        assert answer.text.startswith(SIGN)
+
+    fleet = fleet_of()
+    with_client(fleet, test, ServerConfig(keep_alive_seconds=0.01, request_timeout=0.2))
+
+
+def test_who_has_seen_signs_alone_is_served_by_another_replica(fleet_of: FleetOf) -> None:
+    async def test(client: httpx.AsyncClient, service: Service, front: Front) -> None:
+        stream = Piece(200, EVENTS, b"data: {}\n\n", True)
+        fleet.scripts = [[stream]]
+        answer = await asked_for_stream(front, fleet, *LOST)
+        assert answer.text.replace(SIGN, "") == "data: {}\n\n"
+        assert len(fleet.sent) == 2
+
+    fleet = fleet_of()
+    with_client(fleet, test, SOON)
+
+
 def test_limits_and_keys_hold_before_a_replica_is_asked(fleet_of: FleetOf) -> None:
     fleet = fleet_of(WHOLE)
     config = ServerConfig(key_digests=(key_digest("k"),), limits=Limits(body_bytes=10, headers=20))

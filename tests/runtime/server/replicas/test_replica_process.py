@@ -105,6 +105,16 @@ def test_a_stream_comes_as_it_is_made(run: Callable[..., None]) -> None:
     run(test, is_open=False)
 
 
+def test_a_silent_stream_has_its_comments(run: Callable[..., None]) -> None:
+    async def test(replica: Replica, session: Any) -> None:
+        asked = request("/v1/completions", {**LONG, "stream": True})
+        async with aclosing(replica.serve(asked)) as pieces:
+            first, second = await anext(pieces), await anext(pieces)
+            assert (first.status, first.body + second.body) == (200, 2 * b": keep-alive\n\n")
+
+    run(test, is_open=False, config=ServerConfig(keep_alive_seconds=0.01))
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_who_stops_taking_pieces_ends_the_request(run: Callable[..., None], stream: bool) -> None:
     async def test(replica: Replica, session: Any) -> None:
