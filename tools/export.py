@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from trtllm_lite.runtime.errors import UsageError
 from trtllm_lite.tools.command import argument, console_of, option, subcommand
 from trtllm_lite.tools.console import Console
 from trtllm_lite.tools.failures import needs_extra
@@ -87,6 +88,7 @@ def export(ctx: click.Context, /, model: str, output: str, json: bool, **values:
     The folder is complete or not there: work happens beside it and is renamed at the end.
     """
     console = console_of(ctx)
+    _refuse_meaningless(ctx, values["target"])
     with needs_extra("export"), libraries_quiet(console):
         from trtllm_lite.exporter.options import ExportOptions
         from trtllm_lite.exporter.pipeline import export as run_export
@@ -100,6 +102,21 @@ def export(ctx: click.Context, /, model: str, output: str, json: bool, **values:
         from trtllm_lite.tools.export_report import show_report
 
         show_report(console, options, report)
+
+
+def _refuse_meaningless(ctx: click.Context, target: str) -> None:
+    """Raises UsageError for an option that was given and that the target has no use for, whatever
+    its value."""
+    default = click.core.ParameterSource.DEFAULT
+    given = {name for name in ctx.params if ctx.get_parameter_source(name) is not default}
+    if target == "cpu" and "scout" in given:
+        raise UsageError(
+            "--scout, --no-scout: got --target cpu, which computes in float32; leave it out"
+        )
+    if target in ("cuda", "tensorrt") and "kv_dtype" in given:
+        raise UsageError(
+            f"--kv-dtype: with --target {target} the cache has the type of --dtype; leave it out"
+        )
 
 
 @contextmanager

@@ -151,6 +151,23 @@ def test_export_passes_the_type_of_the_cache(asked: list[ExportOptions]) -> None
     assert "--kv-dtype: got 'fp8'; allowed: auto, float32, float16, int8" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--target", "cuda", "--kv-dtype", "float32"), "--kv-dtype: with --target cuda"),
+        (("--target", "tensorrt", "--kv-dtype", "auto"), "--kv-dtype: with --target tensorrt"),
+        (("--no-scout",), "--scout, --no-scout: got --target cpu"),
+    ],
+)
+def test_what_the_target_has_no_use_for_is_refused(
+    asked: list[ExportOptions], arguments: tuple[str, ...], told: str
+) -> None:
+    result = run("export", "m", "-o", "out", *arguments)
+    assert result.exit_code == 2
+    assert told in result.stderr
+    assert asked == []
+
+
 def test_the_report_has_the_bytes_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     def export(options: ExportOptions, progress: Progress) -> Report:
         kinds: tuple[KVDtype, ...] = ("float16", "float32")
