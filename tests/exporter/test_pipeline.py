@@ -206,8 +206,8 @@ class Undeclared:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"dtype": "int8"}, "--dtype: got 'int8'; allowed: float32, float16, bfloat16"),
-        ({"target": "npu"}, "--target: got 'npu'; allowed: cpu"),
+        ({"dtype": "int8"}, "--dtype: got 'int8'; allowed: auto, float32, float16, bfloat16"),
+        ({"target": "npu"}, "--target: got 'npu'; allowed: cpu, cuda, tensorrt"),
         ({"max_model_len": 0}, "--max-model-len: got 0; allowed: 1 or more"),
         ({"max_num_seqs": 0}, "--max-num-seqs: got 0; allowed: 1 to 4096"),
         ({"max_num_seqs": 4097}, "--max-num-seqs: got 4097"),
