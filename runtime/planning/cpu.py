@@ -30,7 +30,7 @@ class Kernels:
 
 NATIVE = Kernels(
     reading=1.0,
-    multiplying=3.3,
+    multiplying=2.8,
     attending=1.4,
     layer_s=60e-6,
     token_layer_s=5e-6,
@@ -39,7 +39,7 @@ NATIVE = Kernels(
 """Our own, over weights in blocks of 8 or 4 bits."""
 ORT_INTEGER = Kernels(
     reading=0.92,
-    multiplying=2.6,
+    multiplying=2.2,
     attending=0.5,
     layer_s=150e-6,
     token_layer_s=5e-6,

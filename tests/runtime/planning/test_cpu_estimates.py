@@ -115,8 +115,7 @@ def test_requests_together_give_about_the_tokens_that_are_estimated(run: Run) ->
         name = f"total_{requests}"
         if name in run.values:
             estimate = predict(run.work, run.cpu, requests, 128, 64)
-            # The rate of products is that of a calm host; it swings by 1.4 between runs.
-            assert estimate.tokens_per_second == pytest.approx(run.values[name], rel=0.45)
+            assert estimate.tokens_per_second == pytest.approx(run.values[name], rel=0.35)
 
 
 def test_float_weights_take_what_is_estimated() -> None:
