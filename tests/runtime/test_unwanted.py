@@ -173,6 +173,20 @@ def test_the_thread_of_an_engine_does_not_wait_for_an_aborted_prompt(how: str) -
     thread.close()
 
 
+def test_an_engine_thread_serves_an_id_again_after_its_abort() -> None:
+    """Its runs are not taken for runs for nobody."""
+    session = Interruptible()
+    thread = EngineThread(Engine(session, CONFIG, vocab_size=61, eos_token_ids=()), None)
+    thread.abort(["a"]).result()
+    job = Job(Request("a", (1, 2, 3), SamplingParams(temperature=0.0, max_tokens=2)), None)
+    thread.submit([Delivery(job, WaitingMailbox())]).result()
+    # Between two steps: the first one has run, or been left out.
+    while thread.stats().result().steps == 0:
+        pass
+    assert session.runs == 1
+    thread.close()
+
+
 def test_nobody_is_not_everybody() -> None:
     interrupted: list[int] = []
     unwanted = Unwanted(lambda: interrupted.append(1))
