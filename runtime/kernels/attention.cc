@@ -2,9 +2,7 @@
 
 #include "attention.h"
 
-#include "attention_bfloat16.h"
 #include "attention_few.h"
-#include "attention_float32.h"
 #include "attention_many.h"
 
 namespace trtllm_lite {

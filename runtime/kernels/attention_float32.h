@@ -47,6 +47,7 @@ constexpr Product kWide[4] = {product<rows, 1>, product<rows, 2>, product<rows, 
 
 struct Float32Factors {
   using Item = float;
+  static constexpr bool kRounds = false;
 
   static constexpr const Product* kProducts[kHeight] = {kWide<1>, kWide<2>, kWide<3>,
                                                         kWide<4>, kWide<5>, kWide<6>};
@@ -60,9 +61,14 @@ struct Float32Factors {
     for (int64_t d = 0; d < dim; d += 16) _mm512_storeu_ps(out + d, in_powers(from + d));
   }
 
+  template <int rows, int wide>
+  static void scores(const float* q, int64_t depth, const float* keys, float* out) {
+    product<rows, wide>(q, depth, keys, kTile, depth, out, kTile, nullptr);
+  }
+
   // Keys [count, dim] -> [dim, kTile], zeros where there is no key.
   template <class Cache>
-  static void pack_keys(const typename Cache::Element* keys, const float* scale, int64_t count,
+  static bool pack_keys(const typename Cache::Element* keys, const float* scale, int64_t count,
                         int64_t dim, float* out) {
     for (int64_t t = 0; t < kTile; t += 16) {
       for (int64_t d = 0; d < dim; d += 16) {
@@ -74,6 +80,7 @@ struct Float32Factors {
         transpose16(rows, out + d * kTile + t, kTile);
       }
     }
+    return true;  // what is not finite shows in the weights
   }
 
   template <class Cache>
@@ -86,13 +93,14 @@ struct Float32Factors {
     return room;
   }
 
-  // Scores of a tile become weights, in place.
-  template <bool whole>
+  // Scores of a tile, of which the row sees [from, to), become weights, in place.
   static float weigh(float* scores, float cap, int64_t from, int64_t to, Row& row) {
     __m512 s[kTile / 16];
-    const float factor = lowered<whole>(scores, cap, from, to, row, s);
+    take_scores(scores, cap, from, to, s);
+    const float factor = raised(largest_of(s), row);
+    const __m512 base = _mm512_set1_ps(row.base());
     for (int i = 0; i < kTile / 16; ++i) {
-      s[i] = power_of_two<true>(s[i]);
+      s[i] = power_of_two(_mm512_sub_ps(s[i], base));
       _mm512_storeu_ps(scores + 16 * i, s[i]);
     }
     row.sum = _mm512_add_ps(row.sum, _mm512_add_ps(_mm512_add_ps(s[0], s[1]),

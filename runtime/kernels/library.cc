@@ -166,11 +166,11 @@ struct Int8 {
 
 bool has_bfloat16() {
   __builtin_cpu_init();
-  return __builtin_cpu_supports("avx512bf16");
+  return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
 }
 
 // Inputs stand where com.microsoft GroupQueryAttention has them. `bfloat16` 1 lets long calls round what
-// they multiply to it; a processor that cannot multiply it computes in float32.
+// they multiply to it, or less where it lies far behind; a processor that cannot computes in float32.
 template <class Cache>
 class CachedAttention {
  public:

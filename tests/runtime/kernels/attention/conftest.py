@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 
 Array = npt.NDArray[Any]
-POSITIONS = 640
+POSITIONS = 1700
 OPERATORS = {np.float32: "Attention", np.float16: "AttentionFloat16", np.int8: "AttentionInt8"}
 
 

@@ -16,8 +16,11 @@ FEW = 24
 HALF_STEP = 2.0**-8
 """Relative, of a number with eight binary digits."""
 LOG2_E = np.float32(1.44269504088896341)
-HERE = "avx512_bf16" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
-needs_bfloat16 = pytest.mark.skipif(not HERE, reason="this processor has no AVX512-BF16")
+FLAGS = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+HERE = {"avx512_bf16", "avx512vbmi"} <= set(FLAGS)
+needs_bfloat16 = pytest.mark.skipif(
+    not HERE, reason="this processor has no AVX512-BF16 or no AVX512-VBMI"
+)
 
 
 def call(past: tuple[int, ...], tokens: tuple[int, ...], **more: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ def call(past: tuple[int, ...], tokens: tuple[int, ...], **more: Any) -> dict[st
     return {"past": past, "tokens": tokens} | more
 
 
-POSITIONS = 640
+POSITIONS = 1700
 
 
 def grow(name: str, shape: tuple[int, ...]) -> Callable[[dict[str, Array]], None]:
