@@ -33,8 +33,10 @@ from trtllm_lite.runtime.native_table import PLAIN_CACHE
 NATIVE = "native"
 NO_NATIVE: Mapping[str, PhaseQuality] = MappingProxyType({})
 NARROW_PHASES = tuple(f"{NATIVE}_{kind}" for kind in get_args(KVDtype) if kind != PLAIN_CACHE)
-OF_PREFILL = "_prefill"
-NATIVE_PHASES = tuple(f"{p}{part}" for p in (NATIVE, *NARROW_PHASES) for part in ("", OF_PREFILL))
+OF_PREFILL, OF_LONG = "_prefill", "_long"
+NATIVE_PHASES = tuple(
+    f"{p}{part}" for p in (NATIVE, *NARROW_PHASES) for part in ("", OF_PREFILL, OF_LONG)
+)
 
 # Float32 sums in another order; relative to the largest logit.
 LOGIT_TOLERANCE = 5e-5
@@ -140,6 +142,11 @@ def quality_records(
         ("decode", formats.decode, PLAIN_CACHE, quality.decode),
         *((NATIVE, formats.decode, kind, found.decode) for kind, found in native.items()),
         *((NATIVE + OF_PREFILL, formats.decode, kind, q.prefill) for kind, q in native.items()),
+        *(
+            (NATIVE + OF_LONG, formats.decode, kind, q.long)
+            for kind, q in native.items()
+            if q.long is not None
+        ),
     ]
     return tuple(
         QualityRecord(
@@ -172,6 +179,11 @@ def _native_gates(native: Mapping[str, PhaseQuality], name: str) -> Iterator[Gat
         phase = NATIVE if kind == PLAIN_CACHE else f"{NATIVE}_{kind}"
         yield from _quality_gates(phase, quality.decode, name)
         yield from _quality_gates(phase + OF_PREFILL, quality.prefill, name)
+        if quality.long is not None:
+            # A few hundred predictions: too few for a limit on which token is the likeliest.
+            limit = max(QUALITY[name].ppl_ratio, QUALITY[W8A8.name].ppl_ratio)
+            meaning = "perplexity over the reference's, late in a long prompt"
+            yield at_most(f"{phase}{OF_LONG}_perplexity", quality.long.ppl_ratio, limit, meaning)
 
 
 def at_most(name: str, value: float, limit: float, meaning: str = "") -> Gate:

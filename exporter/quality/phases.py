@@ -32,10 +32,12 @@ class LogitsSource(Protocol):
 
 @dataclass(frozen=True)
 class PhaseQuality:
-    """The quality of each graph on the same text."""
+    """The quality of each graph on the same text. long: prefill's, far behind the beginning of a
+    prompt; None where it was not measured."""
 
     prefill: Quality
     decode: Quality
+    long: Quality | None = None
 
 
 def measure_phases(
@@ -65,6 +67,16 @@ def prefill_logits(session: Session, window: Array) -> Array:
     """Logits of all positions of one window, computed in one chunk: [length, vocab] float32."""
     logits: Array = _prefill(session, window[None], np.arange(len(window)))[0]
     return logits
+
+
+def measure_long(session: Session, reference: LogitsSource, window: Array, last: int) -> Quality:
+    """Prefill's quality at the `last` positions of one window [length] that predict a token of it,
+    computed in one chunk. The session needs a slot of `length` tokens."""
+    length = len(window)
+    expected = reference.logits([int(t) for t in window], last + 1)[:-1]
+    positions = np.arange(length - 1 - last, length - 1)
+    logits = _prefill(session, window[None], positions)[0]
+    return total([compare(expected, logits, window[-last:])])
 
 
 def decode_logits(session: Session, windows: Array) -> Iterator[tuple[int, Array]]:

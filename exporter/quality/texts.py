@@ -18,6 +18,9 @@ Text = Literal["quality", "calibration"]
 Encode = Callable[[str], Sequence[int]]
 WINDOW = 256
 RANDOM_WINDOWS = 8
+LONG_WINDOW = 1536
+LONG_LAST = 512
+"""Of a long window, the positions at its end that are looked at."""
 
 
 def read_text(name: Text) -> str:
@@ -48,6 +51,18 @@ def text_windows(
     count = (len(ids) - len(start)) // width
     text = np.asarray(ids[len(start) :][: count * width], np.int64).reshape(count, width)
     return np.hstack([np.tile(np.asarray(start, np.int64), (count, 1)), text])
+
+
+def long_window(encode: Encode | None, vocab_size: int, longest: int) -> Array | None:
+    """Token ids [length] int64 of the beginning of the quality text, or as many random ones, length
+    = min(LONG_WINDOW, longest); None where less than LONG_LAST would lie before the last."""
+    if encode is None:
+        rng = np.random.default_rng(list(b"long"))
+        ids = rng.integers(0, vocab_size, LONG_WINDOW)
+    else:
+        ids = np.asarray(list(encode(read_text("quality"))), np.int64)
+    ids = ids[: min(LONG_WINDOW, longest)]
+    return ids if len(ids) > 2 * LONG_LAST else None
 
 
 def _common_start(a: Sequence[int], b: Sequence[int]) -> list[int]:

@@ -36,9 +36,10 @@ struct Attention {
   int64_t positions;     // rows of cos and sin
   const float* sinks;    // [heads] or null
   float* out;            // [batch, seq, heads * dim]
-  // Calls of more than kFewTokens tokens a row round queries, keys, values and weights to bfloat16, and
-  // queries and keys to eight bits where the key lies at least 512 tokens behind. That needs a processor
-  // with AVX512-BF16 and AVX512-VBMI. Sums and the softmax's largest are float32 all the same.
+  // Calls of more than kFewTokens tokens a row round queries, keys, values and weights to bfloat16, and in
+  // heads of at most 128 elements queries and keys to eight bits where the key lies at least 512 tokens
+  // behind. That needs a processor with AVX512-BF16 and AVX512-VBMI. Sums and the softmax's largest are
+  // float32 all the same.
   bool bfloat16;
 
   int64_t group() const { return heads / kv_heads; }

@@ -19,6 +19,9 @@ namespace {
 // largest weights in most heads, stay in bfloat16.
 constexpr int64_t kFar = 512;
 
+// Larger heads lose more by codes than they gain in time.
+constexpr int64_t kFarDim = 128;
+
 // Tokens of a span.
 constexpr int64_t kSpan = 512;
 

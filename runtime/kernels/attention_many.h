@@ -55,7 +55,7 @@ class Unit {
   void run(float* queries) {
     if (tokens_ <= 0) return;
     const int64_t start = a_.past(b_) + first_, end = start + tokens_;
-    some_far_ = Factors::kRounds && a_.softcap == 0.0f && end > kFar;
+    some_far_ = Factors::kRounds && a_.softcap == 0.0f && a_.dim <= kFarDim && end > kFar;
     take_rooms();
     take_queries(queries);
     for (int64_t t = first_key(a_, start) / kTile * kTile; t < end; t += kTile) {

@@ -1,6 +1,7 @@
 """The limits of a certificate: what passes, what fails, what was never measured."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -21,6 +22,7 @@ from trtllm_lite.exporter.quantize.formats import FORMATS
 from trtllm_lite.runtime.manifest import Quantization
 
 INT8 = Quantization("w8a8", "int8_block32", "int8_block32", "int8_block32")
+INT4 = Quantization("w8a8", "int4_block32", "int8_block32", "int8_block32")
 NAMES = ("chunked_equals_whole", "decode_equals_prefill", "batched_equals_alone")
 
 
@@ -92,6 +94,27 @@ def test_the_native_kernels_have_decode_s_limits_in_both_phases(part: str) -> No
     assert set(formats) == {("native", "int8_block32"), ("native_prefill", "int8_block32")}
     assert formats[f"native{part}", "int8_block32"] == pytest.approx(11.0)
     assert len(quality_records(made, INT8, "quality.txt")) == 2
+
+
+@pytest.mark.parametrize(
+    ("formats", "allowed", "too_much"), [(INT8, 1.0249, 1.0251), (INT4, 1.0519, 1.0521)]
+)
+@pytest.mark.parametrize("kind", ["float32", "int8"])
+def test_late_in_a_long_prompt_the_native_kernels_have_prefill_s_limit(
+    kind: str, formats: Quantization, allowed: float, too_much: float
+) -> None:
+    made = PhaseQuality(quality(), quality())
+    name = "native_long" if kind == "float32" else f"native_{kind}_long"
+    for ratio, expected in (
+        (allowed, set()),
+        (too_much, {f"{name}_perplexity"}),
+        (math.nan, {f"{name}_perplexity"}),
+    ):
+        native = {kind: replace(made, long=quality(ratio, 0.5))}
+        gates = quantized_gates(findings(), made, formats, native)
+        assert {gate.name for gate in gates if not gate.passed} == expected
+    records = quality_records(made, formats, "quality.txt", native)
+    assert [(r.phase, r.kv_dtype) for r in records[-1:]] == [("native_long", kind)]
 
 
 @pytest.mark.parametrize("part", ["", "_prefill"])

@@ -16,6 +16,7 @@ from trtllm_lite.exporter.quality.measure import compare, total
 from trtllm_lite.exporter.quality.phases import (
     ROWS,
     decode_logits,
+    measure_long,
     measure_phases,
     prefill_logits,
 )
@@ -66,6 +67,21 @@ def test_what_is_measured_is_the_distance_to_the_reference() -> None:
     assert dataclasses.astuple(got.prefill) == pytest.approx(dataclasses.astuple(want))
     assert dataclasses.astuple(got.decode) == pytest.approx(dataclasses.astuple(want))
     assert got.decode.kl > 0
+
+
+@given(st.integers(3, 20), st.data())
+def test_the_end_of_a_long_window_is_measured_where_it_lies(
+    length: int, data: st.DataObject
+) -> None:
+    last = data.draw(st.integers(1, length - 1))
+    made, window = session(1), text(1, length)[0]
+    got = measure_long(made, FakeReference(made, 0.5), window, last)
+    ids = [int(t) for t in window]
+    noisy = FakeReference(made, 0.5).logits(ids, last + 1)[:-1]
+    exact = FakeReference(made).logits(ids, last + 1)[:-1]
+    want = total([compare(noisy, exact, window[-last:])])
+    assert dataclasses.astuple(got) == pytest.approx(dataclasses.astuple(want))
+    assert got.num_tokens == last
 
 
 class Recorder:

@@ -6,7 +6,15 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from trtllm_lite.exporter.quality.texts import WINDOW, Text, read_text, text_windows
+from trtllm_lite.exporter.quality.texts import (
+    LONG_LAST,
+    LONG_WINDOW,
+    WINDOW,
+    Text,
+    long_window,
+    read_text,
+    text_windows,
+)
 
 LEAST = {"quality": 2000, "calibration": 4000}
 VOCAB = 300
@@ -70,3 +78,20 @@ def test_without_a_tokenizer_the_ids_are_random_but_the_same() -> None:
 def test_one_token_predicts_nothing() -> None:
     with pytest.raises(ValueError, match="predict nothing"):
         text_windows("quality", as_bytes, VOCAB, 1)
+
+
+@pytest.mark.parametrize("longest", [2 * LONG_LAST + 1, LONG_WINDOW, 8192])
+def test_a_long_window_is_the_beginning_of_the_text(longest: int) -> None:
+    window = long_window(as_bytes, VOCAB, longest)
+    assert window is not None
+    assert window.tolist() == as_bytes(read_text("quality"))[: min(longest, LONG_WINDOW)]
+    random = long_window(None, VOCAB, longest)
+    assert random is not None
+    assert random.shape == window.shape
+    assert random.max() < VOCAB
+    assert np.array_equal(random, long_window(None, VOCAB, longest))
+
+
+def test_what_is_not_long_has_no_long_window() -> None:
+    assert long_window(as_bytes, VOCAB, 2 * LONG_LAST) is None
+    assert long_window(lambda text: as_bytes(text)[:1000], VOCAB, 8192) is None

@@ -156,6 +156,7 @@ def test_the_certificate_records_the_quality_of_both_phases(
         "decode",
         "native",
         "native_prefill",
+        "native_long",
     }
     for record in written["quality"]:
         assert record["text"] == "quality.txt"

@@ -79,6 +79,14 @@ def test_codes_are_used_far_behind_alone(calls: Any, kind: Any) -> None:
     assert 1e-4 < errors[0] < 7e-3 < errors[1] < 0.02
 
 
+def test_heads_of_more_than_128_elements_have_none(calls: Any) -> None:
+    for dim, least, most in ((128, 7e-3, 0.02), (144, 1e-4, 7e-3)):
+        case = calls.case((1400,), (64,), heads=2, kv_heads=1, dim=dim)
+        data = calls.data(case)
+        made = calls.run(calls.node(case, data, bfloat16=1)).out
+        assert least < error(made, calls.run(calls.node(case, data, bfloat16=0)).out) < most
+
+
 def test_far_keys_count(calls: Any) -> None:
     """What is far is most of the result here: left out it would be another."""
     case = calls.case((1400,), (64,), heads=3, kv_heads=1, dim=64)
