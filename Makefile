@@ -11,9 +11,12 @@ PYTHON ?= $(or $(firstword $(foreach p,python3.11 python3,$(shell $(p) -c 'print
 KEY := $(shell { pwd; cat pyproject.toml setup.py constraints.txt runtime/kernels/*.h runtime/kernels/*.cc; } | cksum | cut -d' ' -f1)
 STAMPS := $(VENV)/.stamps-$(KEY)
 RAY := .venv-ray
+CUDA := build/onnxruntime-gpu
 
 # What to hand to pytest, for example: make test ARGS="tests/runtime -k scheduler"
 ARGS ?=
+
+CUDA_TESTS := tests/exporter/test_cuda_placement.py $(wildcard tests/runtime/backends/cuda/test_real_*.py)
 
 # What `make clients`, `make soak` and `make conformance` serve, and for how long the one runs
 BUNDLE ?= .demo/smollm2
@@ -21,7 +24,7 @@ MINUTES ?= 30
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check fix docs clients soak conformance ray-test clean
+.PHONY: help demo test check fix docs clients soak conformance ray-test cuda-test clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +67,11 @@ ray-test: $(RAY)/.stamp-$(KEY) $(STAMPS)/demo $(STAMPS)/model ## two replicas un
 	@test -e $(BUNDLE)/bundle.json || $(BIN)/python -m trtllm_lite.tools.demo
 	$(RAY)/bin/python -m trtllm_lite.tools.conformance.ray_replicas $(BUNDLE)
 
+cuda-test: $(STAMPS)/dev $(CUDA)/.stamp-$(KEY) ## CUDA graphs before ONNX Runtime's own partitioner, with no GPU
+	@$(BIN)/python -c "import sys; from trtllm_lite.exporter.cuda_placement.stubs import missing_tools; \
+	  sys.exit(f'install {missing_tools()} first' if missing_tools() else 0)"
+	PYTHONPATH="$(CURDIR)/$(CUDA)" $(BIN)/python -m pytest $(CUDA_TESTS) $(ARGS)
+
 clean: ## back to a fresh clone: removes .venv, .demo, build outputs and caches
 	rm -rf $(VENV) $(RAY) .demo .clients .conformance build dist *.egg-info .coverage runtime/kernels/*.so
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
@@ -84,6 +92,14 @@ $(RAY)/.stamp-$(KEY):
 	$(PYTHON) -m venv $(RAY)
 	$(RAY)/bin/python -m pip --disable-pip-version-check install -c constraints.txt -e '.[cpu,serve,ray]' httpx
 	@rm -f $(RAY)/.stamp-* && touch $@
+
+# It has the module of onnxruntime, so it is kept out of the environment, in a folder that is looked
+# at first. Nothing is computed on a GPU: CUDA's own libraries are not needed.
+$(CUDA)/.stamp-$(KEY): | $(STAMPS)/venv
+	@echo "==> onnxruntime-gpu in $(CUDA), about 250 MB"
+	@rm -rf $(CUDA)
+	$(PIP) install -c constraints.txt --no-deps --target $(CUDA) onnxruntime-gpu
+	@touch $@
 
 # torch alone and first, so that its big download is seen and a CPU build is chosen before
 # anything else asks for torch.

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-CERTIFICATE_VERSION = "1.0"
+CERTIFICATE_VERSION = "1.1"
 UNBOUNDED = 1e300
 
 
@@ -61,7 +61,8 @@ class QualityRecord:
 class Certificate:
     """All of parity.json. `layers_verified` is below `num_layers` when the reference did not fit
     in memory; `skipped` names prompts that it could not hold; `quality` is empty for plain
-    weights; `failure` is one line, None when every gate passed."""
+    weights; `failure` is one line, None when every gate passed; `arithmetic` is how the bundle's
+    side was computed."""
 
     gates: tuple[Gate, ...]
     prompts: tuple[PromptParity, ...]
@@ -70,6 +71,7 @@ class Certificate:
     num_layers: int
     layers_verified: int
     failure: str | None = None
+    arithmetic: str = ""
     skipped: tuple[str, ...] = ()
     quality: tuple[QualityRecord, ...] = ()
     tools: dict[str, str] = field(default_factory=dict)

@@ -9,9 +9,10 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
-from trtllm_lite.exporter.external_data import NUMPY_DTYPES
 from trtllm_lite.exporter.passes import SKIP, SUM, scopes
 from trtllm_lite.exporter.reference import LAYER, Reference
+from trtllm_lite.exporter.rounded.graph import in_float32
+from trtllm_lite.exporter.rounded.session import EXTERNAL_FOLDER, KINDS
 from trtllm_lite.runtime.bundle import Bundle
 
 Array = npt.NDArray[Any]
@@ -22,7 +23,6 @@ HALF_DEPARTS = 0.05
 # The same for quantized weights, whose noise grows from layer to layer.
 QUANTIZED_DEPARTS = 0.3
 MAX_TOKENS = 256
-EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
 def first_departure(
@@ -45,6 +45,9 @@ def first_departure(
 def hidden_states(bundle: Bundle, token_ids: list[int]) -> list[Array]:
     """Output of each layer for a fresh prefill of the tokens: [seq, hidden] each."""
     model = ir.load(bundle.graph_path("prefill"))
+    kind = KINDS.get(bundle.manifest.kv.dtype)
+    if kind is not None:
+        model = in_float32(model, kind, rounded=True)
     outputs = layer_outputs(model)
     for value in outputs:
         model.graph.outputs.append(value)
@@ -120,7 +123,7 @@ def _feeds(bundle: Bundle, token_ids: list[int]) -> dict[str, Array]:
             feeds[spec.name] = by_role[spec.role]
         else:
             shape = 1, int(spec.shape[1]), count, int(spec.shape[3])
-            feeds[spec.name] = np.zeros(shape, NUMPY_DTYPES[spec.dtype])
+            feeds[spec.name] = np.zeros(shape, np.float32)
     return feeds
 
 

@@ -51,12 +51,14 @@ Array = npt.NDArray[Any]
 @dataclass(frozen=True)
 class Recipe:
     """How bytes are made from the weight `source`: by rows of [rows, columns] in a weight `format`,
-    where `parts` are the parameters it is made of; or, with format None, element by element."""
+    where `parts` are the parameters it is made of and `scales` is the type of its scales; or, with
+    format None, element by element."""
 
     source: str
     parts: tuple[str, ...] = ()
     shape: tuple[int, ...] = ()
     format: str | None = None
+    scales: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -200,7 +202,7 @@ def _encoded(
 def _encoder(recipe: Recipe, quantizer: Quantizer) -> Encoder:
     assert recipe.format is not None
     rows, columns = recipe.shape
-    return FORMATS[recipe.format].encoder(rows, columns, quantizer)
+    return FORMATS[recipe.format].encoder(rows, columns, quantizer, recipe.scales)
 
 
 def _first_part(kind: str | None) -> str:

@@ -105,7 +105,7 @@ def build_graphs(
     1 + w is not what the reference computes from a rounded w, and stays a node.
     """
     progress.step("probe the model")
-    skeleton, facts, recompute_at = _graft(config, max_model_len)
+    skeleton, facts, recompute_at = grafted(config, max_model_len)
     kv = kv_spec(facts, "float32", recompute_at)
     progress.step("trace")
     model = trace(skeleton, facts, graph_spec("prefill", kv, config.vocab_size), target)
@@ -117,12 +117,13 @@ def build_graphs(
     if dtype != "float32" and target.computes_in_dtype:
         counts["compute_in"] = compute_in(model, dtype)
         kv = replace(kv, dtype=dtype)
-    specs = _specs(target, kv, config.vocab_size)
+    specs = graph_specs(target, kv, config.vocab_size)
     models = tuple(_of_phase(model.clone(), spec, target, counts) for spec in specs)
     return Graphs(skeleton, tuple(facts), kv, specs, models, counts, target, tables)
 
 
-def _specs(target: Target, kv: KVSpec, vocab_size: int) -> tuple[GraphSpec, ...]:
+def graph_specs(target: Target, kv: KVSpec, vocab_size: int) -> tuple[GraphSpec, ...]:
+    """The tables of a target's graphs."""
     one = target.one_token_decode
     return tuple(
         graph_spec(
@@ -147,7 +148,9 @@ def _of_phase(model: ir.Model, spec: GraphSpec, target: Target, counts: dict[str
     return model
 
 
-def _graft(config: Any, max_model_len: int) -> tuple[Skeleton, list[AttentionFacts], int | None]:
+def grafted(config: Any, max_model_len: int) -> tuple[Skeleton, list[AttentionFacts], int | None]:
+    """A model with no weight in memory, what its attention calls need, and the context length from
+    which on its cache is another, if there is one. Raises UnsupportedError."""
     try:
         with quiet():
             skeleton = build_skeleton(config, PROBE)

@@ -7,6 +7,7 @@ from trtllm_lite.runtime.errors import UsageError
 
 TARGETS = ("cpu", "cuda", "tensorrt")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
+ATTENTION = ("lengths", "mask")
 QUANTIZE = ("none", "int8", "int4", "fp8", "auto")
 PREFILL_FORMATS = ("w8a8", "same")
 KV_DTYPES = ("auto", "float32", "float16", "int8")
@@ -41,6 +42,10 @@ class ExportOptions:
 
     scout: where the arithmetic is float16, compute a few texts in float32 on this machine, and keep
     in float32 what goes beyond float16.
+
+    attention: how the graphs for TensorRT say which keys of a cache a query sees. TensorRT's parser
+    drops "lengths", which `trtllm-lite build` puts back; "mask" costs memory and time for a mask of
+    the whole cache, and is right as it is parsed, by ONNX Runtime's TensorRT providers too.
     """
 
     model: str
@@ -58,6 +63,7 @@ class ExportOptions:
     prefill_format: str | None = None
     kv_dtype: str = "float32"
     scout: bool = True
+    attention: str = "lengths"
 
     def __post_init__(self) -> None:
         _one_of("--target", self.target, TARGETS)
@@ -66,6 +72,12 @@ class ExportOptions:
             object.__setattr__(self, "dtype", DEFAULT_DTYPES[self.target])
         _one_of("--quantize", self.quantize, QUANTIZE)
         _one_of("--kv-dtype", self.kv_dtype, KV_DTYPES)
+        _one_of("--attention", self.attention, ATTENTION)
+        if self.attention != "lengths" and self.target != "tensorrt":
+            raise UsageError(
+                f"--attention {self.attention}: got --target {self.target}; only the graphs for "
+                "tensorrt have another form; leave it out"
+            )
         self._check_quantize()
         if self.target == "cuda":
             self._check_cuda()
@@ -114,11 +126,6 @@ class ExportOptions:
             raise UsageError("--prefill-format w8a8: it has no kernel on CUDA; leave it out")
 
     def _check_gpu(self) -> None:
-        if self.dtype == "bfloat16" and self.verify and not self.dry_run:
-            raise UsageError(
-                "--dtype bfloat16: no CPU computes in it, so the bundle cannot be verified here; "
-                "add --no-verify, or say float16"
-            )
         if self.kv_dtype in ("float16", "int8"):
             raise UsageError(
                 f"--kv-dtype {self.kv_dtype}: with --target {self.target} the cache has the type "

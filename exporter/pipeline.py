@@ -111,7 +111,7 @@ def _open(options: ExportOptions, clock: Clock) -> _Job:
     config = truncated(checkpoint.config, options.num_layers)
     refuse_unsupported(config)
     limits = Limits(options.max_num_seqs, longest_sequence(config, options.max_model_len))
-    target = find_target(options.target)
+    target = find_target(options.target, options.attention)
     graphs = build_graphs(config, target, limits.max_model_len, clock, options.dtype)
     return _Job(checkpoint, graphs, limits, _source(checkpoint, graphs, options))
 
@@ -137,8 +137,9 @@ def _attempt(
     """One bundle. Raises VerificationError when its certificate fails."""
     prefill = None if quantize == "none" else asked.prefill_format
     options = dataclasses.replace(asked, quantize=quantize, prefill_format=prefill)
-    if options.dry_run or options.kv_dtype not in (AUTO, PLAIN_CACHE):
-        # Before any work: a cache that cannot be had is refused.
+    asks_more = options.target != "cpu" or options.kv_dtype not in (AUTO, PLAIN_CACHE)
+    if options.dry_run or asks_more:
+        # Before any work: what cannot be had is refused.
         prepared = _prepared(options, job)
     if options.dry_run:
         manifest = describe(options, job.checkpoint, prepared, job.limits, NO_TOKENIZER, ())
@@ -159,7 +160,7 @@ def _attempt(
 
 
 def _prepared(options: ExportOptions, job: _Job, keep_int8: Collection[str] = ()) -> Prepared:
-    return prepare(
+    prepared = prepare(
         job.graphs,
         options.quantize,
         options.dtype,
@@ -167,6 +168,9 @@ def _prepared(options: ExportOptions, job: _Job, keep_int8: Collection[str] = ()
         keep_int8,
         options.kv_dtype,
     )
+    for model in prepared.graphs.models:
+        prepared.graphs.target.refuse(model)
+    return prepared
 
 
 def _calibrated(
@@ -210,7 +214,8 @@ def _write(
     for spec, model in zip(graphs.specs, graphs.models, strict=True):
         ir.save(model, folder / spec.file)
     for graph in _different(folder / spec.file for spec in graphs.specs):
-        graphs.target.check(graph)
+        if told := graphs.target.check(graph):
+            progress.note(told)
     names = [s.file for s in graphs.specs]
     if prepared.native is not None:
         places, kinds = layout(stored)[0], prepared.kv_dtypes

@@ -87,11 +87,11 @@ def _round(model: Any, dtype: torch.dtype) -> None:
             param.copy_(param.to(dtype).to(torch.float32))
 
 
-def needed_bytes(num_parameters: int) -> int:
+def needed_bytes(num_parameters: int, num_graphs: int = 2) -> int:
     """Memory to hold the reference and the bundle's session side by side: the model, one packed
-    copy of the weights for each of the two graphs, all float32, and room to work. Pages of the
+    copy of the weights for each of the graphs, all float32, and room to work. Pages of the
     weights file are not counted: the system can take them back."""
-    return num_parameters * 4 * 13 // 4 + 2**30
+    return num_parameters * (4 + 4 * num_graphs + 1) + 2**30
 
 
 def relative_kl(reference: Array, other: Array) -> float:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy.typing as npt
 import psutil
 
+from trtllm_lite.exporter.bundle_options import options_of
 from trtllm_lite.exporter.certificate import Certificate, Gate, QualityRecord
 from trtllm_lite.exporter.checkpoint import Checkpoint, open_checkpoint
 from trtllm_lite.exporter.checks import Checks, Findings
@@ -34,18 +35,16 @@ from trtllm_lite.exporter.gates import (
 )
 from trtllm_lite.exporter.options import ExportOptions
 from trtllm_lite.exporter.prompts import Prompt, make_prompts, random_prompt
-from trtllm_lite.exporter.quality.phases import PhaseQuality, measure_phases
-from trtllm_lite.exporter.quality.texts import WINDOW, text_windows
-from trtllm_lite.exporter.quantize.formats import NONE, W8A8
-from trtllm_lite.exporter.quantize.plan import SAME
+from trtllm_lite.exporter.quality.phases import PhaseQuality, measure_long, measure_phases
+from trtllm_lite.exporter.quality.texts import LONG_LAST, WINDOW, long_window, text_windows
 from trtllm_lite.exporter.reference import Reference, load_reference, needed_bytes
+from trtllm_lite.exporter.rounded.session import computes_in_half, open_rounded
 from trtllm_lite.runtime.backends import open_for_proof
 from trtllm_lite.runtime.backends.base import Session, SessionOptions
 from trtllm_lite.runtime.bundle import Bundle, open_bundle
 from trtllm_lite.runtime.errors import TrtllmLiteError, UsageError
 from trtllm_lite.runtime.host_cache import host_cache
 from trtllm_lite.runtime.manifest import KVSpec, Manifest, Quantization
-from trtllm_lite.runtime.native_table import PLAIN_CACHE
 from trtllm_lite.runtime.native_weights import cache_dtypes
 from trtllm_lite.runtime.progress import Progress
 from trtllm_lite.runtime.tokenizer import Tokenizer
@@ -80,7 +79,7 @@ def verify_bundle(
     revision = source.revision if reference == source.id else None
     checkpoint = open_checkpoint(reference, revision, progress)
     _same_model(checkpoint, bundle.manifest)
-    options = _options_of(bundle, reference, folder)
+    options = options_of(bundle, reference, folder)
     return certify(folder, checkpoint, options, progress)
 
 
@@ -112,9 +111,7 @@ def _certify(
     reference = load_reference(checkpoint, options.dtype, options.num_layers)
     progress.step("open the bundle")
     capacity = bundle.manifest.limits.max_model_len + max(CHUNKS)
-    session = open_for_proof(
-        bundle, SessionOptions(num_slots=4, capacity=capacity, kernels="onnxruntime")
-    )
+    session = _open(bundle, SessionOptions(num_slots=4, capacity=capacity, kernels="onnxruntime"))
     try:
         checks = Checks(session, reference, bundle.manifest.kv.recompute_at, progress)
         findings = _run(checks, bundle, checkpoint.config, progress)
@@ -132,6 +129,7 @@ def _certify(
         quality=records,
         logit_scale=findings.logit_scale,
         reference=_reference_name(checkpoint, options.dtype),
+        arithmetic=_arithmetic(bundle.manifest),
         num_layers=num_layers,
         layers_verified=bundle.manifest.model.num_layers,
         failure=failure,
@@ -139,6 +137,20 @@ def _certify(
         seconds=round(time.monotonic() - began, 1),
         peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )
+
+
+def _open(bundle: Bundle, options: SessionOptions) -> Session:
+    """What computes on this machine what the bundle's graphs say, each rounding included."""
+    if computes_in_half(bundle.manifest):
+        return open_rounded(bundle, options)
+    return open_for_proof(bundle, options)
+
+
+def _arithmetic(manifest: Manifest) -> str:
+    dtype = manifest.kv.dtype
+    if computes_in_half(manifest):
+        return f"float32 on the CPU, each value rounded to {dtype}"
+    return f"{dtype} on the CPU"
 
 
 def _run(checks: Checks, bundle: Bundle, config: Any, progress: Progress) -> Findings:
@@ -204,7 +216,7 @@ def _judge(
     manifest = bundle.manifest
     formats, vocab = manifest.quantization, manifest.model.vocab_size
     if not is_quantized(formats):
-        half = manifest.kv.dtype != "float32"
+        half = computes_in_half(manifest)
         gates = half_gates(findings, manifest.kv.dtype) if half else exact_gates(findings)
         return gates, ()
     checks.progress.step("measure the quality on a text")
@@ -212,36 +224,44 @@ def _judge(
     windows = text_windows("quality", encode, vocab, min(WINDOW, manifest.limits.max_model_len))
     windows = windows[: max(1, TEXT_TOKENS // windows.shape[1])]
     quality = measure_phases(checks.session, checks.reference, windows, vocab, checks.progress)
-    native = _native_qualities(bundle, checks, windows)
+    longest = long_window(encode, vocab, manifest.limits.max_model_len)
+    native = _native_qualities(bundle, checks, windows, longest)
     text = "random ids" if encode is None else "quality.txt"
     gates = quantized_gates(findings, quality, formats, native)
     return gates, quality_records(quality, formats, text, native)
 
 
-def _native_qualities(bundle: Bundle, checks: Checks, windows: Array) -> dict[str, PhaseQuality]:
+def _native_qualities(
+    bundle: Bundle, checks: Checks, windows: Array, longest: Array | None
+) -> dict[str, PhaseQuality]:
     """The quality under our own kernels by the type of the cache; empty where they cannot run this
     bundle."""
+    capacity = windows.shape[1] if longest is None else max(windows.shape[1], len(longest))
     found: dict[str, PhaseQuality] = {}
     with tempfile.TemporaryDirectory(prefix="trtllm-lite-") as folder:
         cache = dataclasses.replace(host_cache(bundle.folder), roots=(Path(folder),))
-        plain = SessionOptions(
-            num_slots=4, capacity=windows.shape[1], kernels="native", host_cache=cache
-        )
+        plain = SessionOptions(num_slots=4, capacity=capacity, kernels="native", host_cache=cache)
         for kind in cache_dtypes(bundle):
             try:
                 session = open_for_proof(bundle, dataclasses.replace(plain, kv_dtype=kind))
             except UsageError:
                 return {}
             checks.progress.step(f"measure the quality of the native kernels, {kind} cache")
-            found[kind] = _quality_of(bundle, session, checks, windows)
+            found[kind] = _quality_of(bundle, session, checks, windows, longest)
     return found
 
 
-def _quality_of(bundle: Bundle, session: Session, checks: Checks, windows: Array) -> PhaseQuality:
+def _quality_of(
+    bundle: Bundle, session: Session, checks: Checks, windows: Array, longest: Array | None
+) -> PhaseQuality:
     """Closes the session."""
     vocab = bundle.manifest.model.vocab_size
     try:
-        return measure_phases(session, checks.reference, windows, vocab, checks.progress)
+        found = measure_phases(session, checks.reference, windows, vocab, checks.progress)
+        if longest is None:
+            return found
+        long = measure_long(session, checks.reference, longest, LONG_LAST)
+        return dataclasses.replace(found, long=long)
     finally:
         session.close()
 
@@ -257,7 +277,7 @@ def _cause(
             return "the type of the KV cache loses too much: export with --kv-dtype float32"
         kinds = f"prefill {formats.prefill}, decode {formats.decode}"
         return f"the formats ({kinds}) lose too much: {_wider(formats)}"
-    half = bundle.manifest.kv.dtype != "float32"
+    half = computes_in_half(bundle.manifest)
     departs = QUANTIZED_DEPARTS if is_quantized(formats) else HALF_DEPARTS if half else DEPARTS
     return first_departure(bundle, reference, findings.worst_tokens, departs)
 
@@ -288,14 +308,14 @@ def _median(prompts: list[Prompt]) -> Prompt:
 
 def _layers_that_fit(manifest: Manifest) -> int:
     """All layers when reference and session fit in the memory that is free, else fewer."""
-    model = manifest.model
+    model, graphs = manifest.model, len(manifest.graphs)
     free = _free_bytes()
-    if needed_bytes(model.num_parameters) <= free:
+    if needed_bytes(model.num_parameters, graphs) <= free:
         return model.num_layers
     embedding = 2 * model.vocab_size * model.hidden_size
     per_layer = max(1, (model.num_parameters - embedding) // model.num_layers)
     for layers in range(model.num_layers - 1, 0, -1):
-        if needed_bytes(embedding + layers * per_layer) <= free:
+        if needed_bytes(embedding + layers * per_layer, graphs) <= free:
             return layers
     raise TrtllmLiteError(
         f"not even one layer of the reference fits in the {free / 1e9:.1f} GB of free memory; "
@@ -313,35 +333,6 @@ def _export_first_layers(
     )
     export(short, progress)
     return output
-
-
-def _options_of(bundle: Bundle, reference: str, folder: Path) -> ExportOptions:
-    manifest = bundle.manifest
-    return ExportOptions(
-        model=reference,
-        output=folder,
-        target=manifest.target,
-        dtype=manifest.dtype,
-        max_model_len=manifest.limits.max_model_len,
-        max_num_seqs=manifest.limits.max_num_seqs,
-        quantize=_quantize_of(manifest.quantization),
-        prefill_format=_prefill_format_of(manifest),
-        kv_dtype=next(iter(cache_dtypes(bundle)), PLAIN_CACHE),
-    )
-
-
-def _quantize_of(formats: Quantization) -> str:
-    """The option that makes a bundle of these formats."""
-    if not is_quantized(formats):
-        return NONE
-    return next((q for q in ("int4", "fp8") if formats.decode.startswith(q)), "int8")
-
-
-def _prefill_format_of(manifest: Manifest) -> str | None:
-    formats = manifest.quantization
-    if not is_quantized(formats) or manifest.target == "tensorrt":
-        return None
-    return W8A8.name if formats.prefill == W8A8.name else SAME
 
 
 def _same_model(checkpoint: Checkpoint, manifest: Manifest) -> None:

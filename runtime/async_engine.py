@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from trtllm_lite.runtime.backends.base import KernelChoice
 from trtllm_lite.runtime.backends.choice import BackendChoice
+from trtllm_lite.runtime.backends.ort_providers import ProviderChoice
 from trtllm_lite.runtime.config import EngineConfig, Speculation
 from trtllm_lite.runtime.doorbell import Doorbell
 from trtllm_lite.runtime.engine import EngineStats
@@ -56,6 +57,7 @@ class AsyncLLM:
         rounding: Rounding = "fast",
         kv_dtype: KVChoice = "auto",
         backend: BackendChoice = "auto",
+        provider: ProviderChoice = "auto",
     ) -> None:
         options = LoadOptions(
             max_num_seqs=max_num_seqs,
@@ -75,6 +77,7 @@ class AsyncLLM:
             rounding=rounding,
             kv_dtype=kv_dtype,
             backend=backend,
+            provider=provider,
         )
         self._start(load(bundle, options))
 

@@ -119,6 +119,11 @@ class Engine:
         self._closed = False
 
     @property
+    def device(self) -> str:
+        """What the session computes on: "cpu" or the name of its device."""
+        return self._session.info.device
+
+    @property
     def has_unfinished(self) -> bool:
         """Whether `step` has anything to do or to report."""
         return bool(self._active or self._events)
@@ -161,7 +166,8 @@ class Engine:
 
     def step(self) -> list[TokenEvent]:
         """One step, and what came of it. A run that fails ends the sequences of that run with
-        "error"; slot memory that cannot be arranged ends all that have a slot."""
+        "error"; slot memory that cannot be arranged ends all that have a slot. Raises
+        EngineDeadError when the session cannot run anything any more."""
         self._check_open()
         self.timer.begin()
         try:
@@ -230,6 +236,8 @@ class Engine:
         except RunInterruptedError:
             # Given up now, or else meant for a run before this one: the same is computed again.
             return self._run_batch(batch, rows)
+        except EngineDeadError:
+            raise
         except Exception as error:
             _warn(f"a {batch.phase} run of {batch.rows} rows failed", error)
             return {row.sequence: Outcome(error=one_line(error)) for row in rows}
@@ -253,6 +261,8 @@ class Engine:
             return True
         try:
             execute(transfers, self._session, self._store)
+        except EngineDeadError:
+            raise
         except Exception as error:
             _warn("slot memory could not be arranged", error)
             self._fail_started(one_line(error))

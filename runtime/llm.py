@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from trtllm_lite.runtime.backends.base import KernelChoice
 from trtllm_lite.runtime.backends.choice import BackendChoice
+from trtllm_lite.runtime.backends.ort_providers import ProviderChoice
 from trtllm_lite.runtime.config import EngineConfig, Speculation
 from trtllm_lite.runtime.engine import EngineStats
 from trtllm_lite.runtime.engine_thread import Delivery, EngineThread
@@ -61,6 +62,9 @@ class LLM:
     backend: "tensorrt" runs the plans that `trtllm-lite build` made of a bundle for TensorRT,
         "onnxruntime" its graphs on the CPU; "auto" is the one that the bundle is for, and for
         TensorRT bundles whose plans cannot be run here ONNX Runtime, with a warning that says why.
+    provider: "tensorrt" and "nv-tensorrt-rtx" are providers of ONNX Runtime that build TensorRT
+        engines by themselves, for bundles of `export --target tensorrt --attention mask`; "auto" is
+        none of them.
 
     Raises BundleError, UsageError or MissingExtraError.
     """
@@ -86,6 +90,7 @@ class LLM:
         rounding: Rounding = "fast",
         kv_dtype: KVChoice = "auto",
         backend: BackendChoice = "auto",
+        provider: ProviderChoice = "auto",
     ) -> None:
         options = LoadOptions(
             max_num_seqs=max_num_seqs,
@@ -105,6 +110,7 @@ class LLM:
             rounding=rounding,
             kv_dtype=kv_dtype,
             backend=backend,
+            provider=provider,
         )
         self._start(load(bundle, options))
 
@@ -136,6 +142,11 @@ class LLM:
         """The settings that the machine's self-test, or the caller, picked; None for an LLM on
         parts that exist already."""
         return self._parts.tuning
+
+    @property
+    def device(self) -> str:
+        """What runs the graphs: "cpu" or the name of a device."""
+        return self._parts.engine.device
 
     def default_params(self) -> SamplingParams:
         """What requests without parameters use: the bundle's generation_config.json."""

@@ -15,8 +15,13 @@ from trtllm_lite.runtime.backends.base import (
     SessionOptions,
     Spin,
 )
-from trtllm_lite.runtime.backends.choice import BackendChoice, choose_plans, plan_limits
-from trtllm_lite.runtime.backends.tensorrt import FoundPlans
+from trtllm_lite.runtime.backends.choice import (
+    BackendChoice,
+    Found,
+    choose_plans,
+    choose_provider,
+)
+from trtllm_lite.runtime.backends.ort_providers import ProviderChoice
 from trtllm_lite.runtime.bundle import Bundle, open_bundle
 from trtllm_lite.runtime.chat_template import ChatTemplate
 from trtllm_lite.runtime.config import EngineConfig, Speculation
@@ -68,6 +73,7 @@ class LoadOptions:
     kv_bytes: int | None = None
     """Memory of the host for KV; None is half of what is available once the weights have theirs."""
     backend: BackendChoice = "auto"
+    provider: ProviderChoice = "auto"
 
 
 @dataclass(frozen=True)
@@ -92,13 +98,13 @@ def load(path: str | Path, options: LoadOptions, progress: Progress | None = Non
         bundle = open_verified(folder, cache, _HashSteps(heard).told)
     else:
         bundle = open_bundle(folder, check_hashes=False)
-    plans = choose_plans(bundle, options.backend, _need(options))
-    config = _config_within(bundle.manifest, options, plans)
+    found = _found(bundle, options)
+    config = _config_within(bundle.manifest, options, found)
 
     # A backend lets other threads run while it loads. It keeps this one: see `open_graphs`.
     with ThreadPoolExecutor(1, thread_name_prefix="load") as pool:
         text = pool.submit(_text_parts, bundle, options.isolate_templates)
-        session, tuning = _open_session(bundle, plans, config, options, cache, heard)
+        session, tuning = _open_session(bundle, found, config, options, cache, heard)
     _note_other_cache(bundle, session.info)
     with _closed_on_error(session):
         tokenizer, defaults = text.result()
@@ -189,12 +195,19 @@ def _text_parts(bundle: Bundle, isolated: bool) -> tuple[Tokenizer | None, Gener
 
 
 @contextmanager
-def _closed_on_error(session: Session | FoundPlans) -> Iterator[None]:
+def _closed_on_error(session: Session | Found) -> Iterator[None]:
     try:
         yield
     except BaseException:
         session.close()
         raise
+
+
+def _found(bundle: Bundle, options: LoadOptions) -> Found | None:
+    """What runs the bundle on a GPU by itself; None for the backend of its target."""
+    chunk = options.max_num_batched_tokens
+    found = choose_provider(bundle, options.provider, options.backend, chunk)
+    return found or choose_plans(bundle, options.backend, _need(options))
 
 
 def _need(options: LoadOptions) -> Need:
@@ -206,15 +219,15 @@ def _need(options: LoadOptions) -> Need:
 
 def _open_session(
     bundle: Bundle,
-    plans: FoundPlans | None,
+    found: Found | None,
     config: EngineConfig,
     options: LoadOptions,
     cache: HostCache | None,
     progress: Progress,
 ) -> tuple[Session, Tuning | None]:
     alone = SessionOptions(config.max_num_seqs, config.capacity)
-    if plans is not None:
-        return plans.open(alone), None
+    if found is not None:
+        return found.open(alone), None
     if bundle.manifest.target == "cuda":
         _refuse_host_options(options)
         return open_session(bundle, alone), None
@@ -246,14 +259,12 @@ def _host(bundle: Bundle, options: LoadOptions) -> Host:
     )
 
 
-def _config_within(
-    manifest: Manifest, options: LoadOptions, plans: FoundPlans | None
-) -> EngineConfig:
-    if plans is None:
+def _config_within(manifest: Manifest, options: LoadOptions, found: Found | None) -> EngineConfig:
+    if found is None:
         return engine_config(manifest, options)
-    with _closed_on_error(plans):
+    with _closed_on_error(found):
         _refuse_host_options(options)
-        return engine_config(manifest, options, plan_limits(plans))
+        return engine_config(manifest, options, found.limits)
 
 
 def _refuse_host_options(options: LoadOptions) -> None:

@@ -42,7 +42,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 FORMAT = "trtllm-lite-bundle"
-FORMAT_VERSION = "1.0"
+FORMAT_VERSION = "1.1"
 MANIFEST_NAME = "bundle.json"
 PARITY_NAME = "parity.json"
 

@@ -57,9 +57,10 @@ def bench(
 
     Prompts are random tokens, end tokens are ignored, prefix caching is off, and all requests of a
     run arrive together. Repeats go round the whole grid. The limit is weight bytes over the read
-    bandwidth of this machine, measured at the start: no lone request decodes faster. What `plan`
-    expects of this machine stands beside what is measured. Speculation is off unless asked for:
-    answers to random prompts repeat themselves more than text does.
+    bandwidth of this machine, measured at the start, or that of its GPU by the table of `plan`: no
+    lone request decodes faster. What `plan` says of this machine stands beside what is measured: on
+    a CPU what is to be expected, on a GPU the least that is possible. Speculation is off unless
+    asked for: answers to random prompts repeat themselves more than text does.
 
     With --server the first lengths of the grid run in process and over HTTP in turns, alone and
     sixteen at once, the client in a process of its own; and the program is started and left with
@@ -148,7 +149,7 @@ def _measure(
     from trtllm_lite.runtime.host import available_memory, physical_cores
     from trtllm_lite.runtime.native_weights import has_native
     from trtllm_lite.tools.bandwidth import read_bandwidth
-    from trtllm_lite.tools.bench_prediction import predictions
+    from trtllm_lite.tools.bench_prediction import gpu_predictions, known_gpu, predictions
     from trtllm_lite.tools.bench_report import Limit, report
     from trtllm_lite.tools.bench_run import grid, run_bench
     from trtllm_lite.tools.weights import graph_bytes, packed_bytes
@@ -160,7 +161,7 @@ def _measure(
     values["speculation"] = values["speculation"] or "off"
     progress.step("measure read bandwidth")
     rate = read_bandwidth(threads, available_memory())
-    how = values["kernels"], values["kv_dtype"]
+    how = values["kernels"], values["rounding"], values["kv_dtype"]
     predicted = predictions(opened, grid(options), threads, available_memory(), *how)
     native = has_native(opened) and values["kernels"] != "onnxruntime"
     read = packed_bytes(opened.folder) if native else graph_bytes(opened.graph_path("decode"))
@@ -173,5 +174,10 @@ def _measure(
         engine.update(asdict(llm.config))
         if llm.tuning is not None:
             engine |= asdict(llm.tuning.setting) | {"tuning": llm.tuning.origin}
+        if llm.device != "cpu":
+            gpu = known_gpu()
+            limit = Limit(read, gpu.bandwidth if gpu else None)
+            predicted = gpu_predictions(opened, grid(options), gpu) if gpu else {}
+            engine["gpu"] = gpu.title if gpu else llm.device
         samples = run_bench(llm, opened.manifest.model.vocab_size, options, progress)
     return report(opened, options, engine, limit, samples, predicted)

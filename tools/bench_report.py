@@ -188,9 +188,12 @@ def summary(document: Mapping[str, Any]) -> list[str]:
     box, limit = document["machine"], document["limit"]
     threads = document["options"]["threads"]
     lines = [f"{box['cpu']}, {box['physical_cores']} cores, {threads} threads used"]
-    weights = format_bytes(limit["weight_bytes"])
+    weights, gpu = format_bytes(limit["weight_bytes"]), document["options"].get("gpu")
+    if gpu is not None:
+        lines.append(f"{gpu}; planned times are the least that is possible")
     if limit["tpot"] is None:
-        return [*lines, f"Limit: not known, too little free memory to measure ({weights} weights)"]
+        why = "too little free memory to measure" if gpu is None else "the GPU is not in the table"
+        return [*lines, f"Limit: not known, {why} ({weights} weights)"]
     rate = f"{limit['bytes_per_second'] / 1e9:.1f} GB/s"
     predicted = f"{limit['tpot'] * 1e3:.2f} ms a token"
     lines.append(f"Limit: {predicted} for a lone request ({weights} of weights at {rate})")

@@ -17,18 +17,9 @@ EXAMPLES = (
     "trtllm-lite build my-bundle                             # for the GPU of this machine",
     "trtllm-lite build my-bundle --gpu sm86,sm89,sm120       # without one, by TensorRT-RTX",
     "trtllm-lite build my-bundle --max-num-seqs 64 --max-model-len 4K",
+    "trtllm-lite build my-bundle --share-weights             # one copy of the weights, not three",
 )
 LIMITS = ("max_num_seqs", "max_model_len", "max_num_batched_tokens")
-NOT_SHARED = (
-    "--share-weights: every plan holds its own weights; plans that take them as inputs are not "
-    "made, because what TensorRT then loses in packed weights and fused products was never "
-    "measured on a GPU; leave it out, and see in the memory table what the copies take"
-)
-NOT_SINGLE = (
-    "--single-engine: one plan for all phases would attend over the whole cache in prefill, which "
-    "takes several times the scratch memory; prefill and decode have plans of their own; leave it "
-    "out"
-)
 
 
 @subcommand("build", examples=EXAMPLES)
@@ -66,8 +57,20 @@ NOT_SINGLE = (
     type=click.Choice(["lengths", "mask"]),
     help="How attention learns which keys of a row are valid. Default: lengths, from TensorRT 11.",
 )
-@option("Build", "--share-weights", is_flag=True, help="Refused: plans hold their own weights.")
-@option("Build", "--single-engine", is_flag=True, help="Refused: each phase has a plan.")
+@option(
+    "Build",
+    "--share-weights",
+    is_flag=True,
+    help="Keep the weights once on the device, read by all plans; not for int4. Default: each plan "
+    "has a copy.",
+)
+@option(
+    "Build",
+    "--single-engine",
+    is_flag=True,
+    help="One plan for all phases, which has the weights once; prefill then attends over the whole "
+    "slot, which is slower.",
+)
 @option("Build", "--force", is_flag=True, help="Build again what is there.")
 @hash_option
 @json_option
@@ -78,8 +81,6 @@ def build(
     bundle: str,
     hash_check: bool,
     json: bool,
-    share_weights: bool,
-    single_engine: bool,
     **values: Any,
 ) -> None:
     """Build TensorRT plans of a bundle for one or more kinds of GPU.
@@ -87,18 +88,15 @@ def build(
     They lie in its folder `engines`, under a name made of all that they depend on. What is there
     is not built again.
     """
-    for refused, why in ((share_weights, NOT_SHARED), (single_engine, NOT_SINGLE)):
-        if refused:
-            raise click.UsageError(why)
     from trtllm_lite.runtime.bundle import open_bundle
 
     _run(console_of(ctx), open_bundle(Path(bundle), check_hashes=hash_check), values, json)
 
 
 def _run(console: Console, bundle: "Bundle", values: dict[str, Any], json: bool) -> None:
-    from trtllm_lite.runtime.engines.engine_builder import (
+    from trtllm_lite.runtime.engines.engine_builder import build_engines
+    from trtllm_lite.runtime.engines.engine_key import (
         BuildOptions,
-        build_engines,
         check_target,
         engine_key,
         planned_ledger,
@@ -122,6 +120,8 @@ def _run(console: Console, bundle: "Bundle", values: dict[str, Any], json: bool)
         timing_cache=None if timing is None else Path(timing),
         force=values["force"],
         form=values["attention"],
+        share_weights=values["share_weights"],
+        single_engine=values["single_engine"],
     )
     key = engine_key(bundle, options, trt)
     console.info(f"{trt.words}, plans for {', '.join(gpus)}")

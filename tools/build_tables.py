@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 def memory(ledger: "Ledger", when: str) -> Table:
     """Device memory. `when` is "before" a build, from the graphs, or "built", from the builder."""
     kv = ledger.kv
-    rows = [(f"weights of {p.phase}", _size(_weights(p))) for p in ledger.phases]
+    rows = [("weights, shared", _size(ledger.shared_weights or None))]
+    rows += [(f"weights of {p.phase}", _size(_weights(p))) for p in ledger.phases]
     largest = max(p.logits for p in ledger.phases)
     rows += [
         (f"KV cache, {kv.num_slots} slots of {kv.capacity} tokens", _size(kv.total)),
@@ -59,8 +60,8 @@ def plans(record: "EngineRecord") -> Table:
 
 def _ranges(record: "EngineRecord", phase: Any) -> str:
     key = record.key.graph(phase)
-    dims = key.profiles[0].dims if key is not None else ()
-    return ", ".join(f"{d.name} {d.min}-{d.max}" for d in dims)
+    boxes = key.profiles if key is not None else ()
+    return "; ".join(", ".join(f"{d.name} {d.min}-{d.max}" for d in box.dims) for box in boxes)
 
 
 def outcome(report: "BuildReport") -> str:
@@ -86,6 +87,7 @@ def document(report: "BuildReport") -> dict[str, Any]:
             "phases": [asdict(phase) for phase in ledger.phases],
             "kv": asdict(ledger.kv) | {"total": ledger.kv.total},
             "weights": ledger.weights,
+            "shared_weights": ledger.shared_weights,
             "activation": ledger.activation,
             "total": ledger.total,
         },

@@ -79,6 +79,13 @@ EXAMPLES = (
     default=True,
     help="For float16 arithmetic: compute a few texts first, and keep in float32 what goes beyond.",
 )
+@option(
+    "Export",
+    "--attention",
+    default="lengths",
+    help="For tensorrt, what attention over the cache reads: lengths, which `build` has to put "
+    "back after parsing, or mask, which ONNX Runtime's TensorRT providers need.",
+)
 @option("Export", "--verify/--no-verify", default=True, help="Prove the bundle against the model.")
 @json_option
 @click.pass_context
@@ -88,7 +95,7 @@ def export(ctx: click.Context, /, model: str, output: str, json: bool, **values:
     The folder is complete or not there: work happens beside it and is renamed at the end.
     """
     console = console_of(ctx)
-    _refuse_meaningless(ctx, values["target"])
+    _refuse_meaningless(ctx, values["target"], values["dtype"])
     with needs_extra("export"), libraries_quiet(console):
         from trtllm_lite.exporter.options import ExportOptions
         from trtllm_lite.exporter.pipeline import export as run_export
@@ -104,7 +111,7 @@ def export(ctx: click.Context, /, model: str, output: str, json: bool, **values:
         show_report(console, options, report)
 
 
-def _refuse_meaningless(ctx: click.Context, target: str) -> None:
+def _refuse_meaningless(ctx: click.Context, target: str, dtype: str) -> None:
     """Raises UsageError for an option that was given and that the target has no use for, whatever
     its value."""
     default = click.core.ParameterSource.DEFAULT
@@ -112,6 +119,15 @@ def _refuse_meaningless(ctx: click.Context, target: str) -> None:
     if target == "cpu" and "scout" in given:
         raise UsageError(
             "--scout, --no-scout: got --target cpu, which computes in float32; leave it out"
+        )
+    if dtype in ("float32", "bfloat16") and "scout" in given:
+        raise UsageError(
+            f"--scout, --no-scout: got --dtype {dtype}, which has float32's range; leave it out"
+        )
+    if target != "tensorrt" and "attention" in given:
+        raise UsageError(
+            f"--attention: got --target {target}; only the graphs for tensorrt have another form; "
+            "leave it out"
         )
     if target in ("cuda", "tensorrt") and "kv_dtype" in given:
         raise UsageError(

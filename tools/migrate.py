@@ -19,6 +19,7 @@ EXAMPLES = (
     "trtllm-lite migrate ./llama-engine/config.json --json",
 )
 COLUMNS = ("old setting", "value", "here", "note")
+OFF = "off, or what they are by default; --json names them"
 
 
 @subcommand("migrate", examples=EXAMPLES)
@@ -48,8 +49,9 @@ def _show(console: Console, recipe: "Recipe") -> None:
         console.out(shlex.join(words))
     console.out("")
     made_by = f"TensorRT-LLM {recipe.version}" if recipe.version else "convert_checkpoint"
-    rows = tuple(_cells(row) for row in recipe.rows)
-    console.table(Table(f"{recipe.architecture}, made by {made_by}", COLUMNS, rows))
+    rows = [_cells(row) for row in recipe.rows]
+    rows.append(("all others", f"{len(recipe.unset)} settings", "nothing to set", OFF))
+    console.table(Table(f"{recipe.architecture}, made by {made_by}", COLUMNS, tuple(rows)))
     console.info("CHECKPOINT is the folder or hub id that the weights came from.", dim=True)
 
 

@@ -162,6 +162,15 @@ speed_options = stacked(
         default="auto",
         help="Auto: TensorRT where the bundle is for it and has plans for this GPU.",
     ),
+    option(
+        "Engine",
+        "--provider",
+        type=click.Choice(["auto", "tensorrt", "nv-tensorrt-rtx"]),
+        default="auto",
+        help="ONNX Runtime's own TensorRT in place of plans, for a bundle of `export --target "
+        "tensorrt --attention mask`. It builds engines at the first start, and has never run on a "
+        "GPU.",
+    ),
     option("Engine", "--threads", type=Count(), help="Threads in an operator. Default: measured."),
     option(
         "Engine",
@@ -267,6 +276,7 @@ _LLM_ARGUMENTS = (
     ("rounding", "rounding"),
     ("kv_dtype", "kv_dtype"),
     ("backend", "backend"),
+    ("provider", "provider"),
     ("hash_check", "check_hashes"),
     ("prefix_caching", "enable_prefix_caching"),
     ("speculation", "speculation"),

@@ -18,12 +18,27 @@ EXAMPLES = (
 
 @subcommand("plan", examples=EXAMPLES)
 @argument("model", "Checkpoint (folder, hub id, GGUF file) or bundle.")
-@option("Machine", "--gpu", help="Names separated by commas, or all. Default: this machine's CPU.")
+@option(
+    "Machine",
+    "--gpu",
+    help="Names separated by commas, current (the GPU here) or all. Default: this machine.",
+)
 @option("Machine", "--threads", type=Count(), help="Of the CPU. Default: its cores.")
+@option(
+    "Machine",
+    "--rounding",
+    type=click.Choice(["exact", "fast"]),
+    help="Of activations by the CPU's native kernels. Default: fast.",
+)
 @option("Export", "--target", help="cpu, cuda or tensorrt. Default: tensorrt with --gpu, else cpu.")
 @option("Export", "--quantize", help="Weights: none, int8, int4 or fp8. Default: none.")
 @option("Export", "--dtype", help="float32, float16 or bfloat16. Default: the target's.")
-@option("Export", "--kv-dtype", help="KV cache of the native kernels: float32, float16 or auto.")
+@option(
+    "Export",
+    "--kv-dtype",
+    type=click.Choice(["auto", "float32", "float16", "int8"]),
+    help="KV cache of the native kernels. Default: float32, or what the bundle was made for.",
+)
 @option("Export", "--revision", help="Branch, tag or commit of a hub id.")
 @option(
     "Engine",
@@ -31,13 +46,20 @@ EXAMPLES = (
     type=Count(),
     help=f"Most tokens of a sequence ({NUMBER_HELP}). Default: what the model declares.",
 )
-@option("Engine", "--max-num-seqs", type=Count(), default=16, help="Requests at the same time.")
+@option(
+    "Engine",
+    "--max-num-seqs",
+    type=Count(),
+    help="Requests at the same time. Default: 16, or what the bundle was made for.",
+)
 @option(
     "Engine",
     "--max-num-batched-tokens",
     type=Count(),
     help="Most tokens of a step. Default: 256; 512 for TensorRT.",
 )
+@option("Engine", "--share-weights", is_flag=True, help="Plans of TensorRT that read one copy.")
+@option("Engine", "--single-engine", is_flag=True, help="One plan of TensorRT for all phases.")
 @option("Work", "--input-len", type=Count(), default=512, help="Prompt tokens.")
 @option("Work", "--output-len", type=Count(), default=128, help="New tokens.")
 @json_option
@@ -46,21 +68,27 @@ def plan(ctx: click.Context, /, model: str, json: bool, **values: Any) -> None:
     """Estimate memory and speed of a model on a GPU or on this machine.
 
     Bytes of weights and of the KV cache are those of the export: it is gone through with fake
-    weights, and only the configuration is read. Times on a GPU are the least that its memory rate
-    and its rate of multiplying allow; a run takes longer, up to about twice as long. For this
-    machine's CPU both rates are measured, and times are what is to be expected. The model is not
-    run, so all of it is an estimate.
+    weights and some of the layers, and only the configuration is read. Times on a GPU are the least
+    that its memory rate and its rate of multiplying allow; a run takes longer, up to about twice as
+    long. For this machine's CPU both rates are measured, and times are what is to be expected. The
+    model is not run, so all of it is an estimate.
     """
-    from trtllm_lite.tools.plan_machines import cpu_host, gpu_hosts, named_gpus, refusals
+    from trtllm_lite.tools.plan_gpus import gpu_here, named_gpus
+    from trtllm_lite.tools.plan_machines import cpu_host, gpu_hosts, refusals
     from trtllm_lite.tools.plan_report import document, show
-    from trtllm_lite.tools.plan_subject import Wanted, subject
+    from trtllm_lite.tools.plan_subject import CPU, Wanted, subject
 
     console = console_of(ctx)
     wanted = Wanted(**values)
     gpus = named_gpus(wanted.gpu)
     with progress_shown(console.settings) as progress:
         found = subject(model, wanted, console, progress)
-        hosts = gpu_hosts(gpus, found) if gpus else [cpu_host(found, wanted.threads, progress)]
+        if found.target != CPU:
+            gpus = gpus or (gpu_here(),)
+            hosts = gpu_hosts(gpus, found)
+        else:
+            rounding = wanted.rounding or "fast"
+            hosts = [cpu_host(found, wanted.threads, rounding, progress)]
     made = document(found, hosts, refusals(gpus, found), wanted)
     if json:
         console.json(made)

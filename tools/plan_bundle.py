@@ -8,11 +8,20 @@ size is the hidden size.
 from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtllm_lite.runtime.native_weights import has_native, read_table
+from trtllm_lite.runtime.planning.memory import GraphWeights
 from trtllm_lite.runtime.planning.workload import Workload
-from trtllm_lite.tools.weights import Weight, graph_bytes, packed_bytes, read_weights, weight_groups
+from trtllm_lite.tools.weights import (
+    ROTARY,
+    Weight,
+    graph_bytes,
+    packed_bytes,
+    read_weights,
+    weight_groups,
+)
 
 if TYPE_CHECKING:
     from trtllm_lite.runtime.bundle import Bundle
@@ -43,14 +52,33 @@ def bundle_workloads(bundle: "Bundle") -> tuple[Workload, Workload | None]:
     return plain, _native(bundle, plain)
 
 
-def phase_bytes(bundle: "Bundle") -> dict[str, int]:
-    """Weights of each graph, each counted once."""
-    return {
-        str(graph.phase): sum(
-            g.nbytes for g in weight_groups(read_weights(bundle.folder / graph.file))
-        )
-        for graph in bundle.manifest.graphs
-    }
+def graph_weights(bundle: "Bundle") -> GraphWeights:
+    """What the graphs name in the weights file."""
+    read = {graph.phase: _stored(bundle.folder / graph.file) for graph in bundle.manifest.graphs}
+    once = {weight.place: weight for weights in read.values() for weight in weights}
+    return GraphWeights(
+        vectors={p: sum(w.nbytes for w in ws if len(w.shape) < 2) for p, ws in read.items()},
+        matrices={p: sum(w.nbytes for w in ws if len(w.shape) > 1) for p, ws in read.items()},
+        all_matrices=sum(w.nbytes for w in once.values() if len(w.shape) > 1),
+    )
+
+
+def widest(bundle: "Bundle") -> int | None:
+    """The largest size of a matrix but the vocabulary's; None where graphs have none of two
+    dimensions."""
+    vocab = bundle.manifest.model.vocab_size
+    sizes = (
+        max(weight.shape)
+        for weight in read_weights(bundle.graph_path("decode"))
+        if len(weight.shape) == 2 and vocab not in weight.shape
+        if not weight.name.startswith(ROTARY)
+    )
+    return max(sizes, default=None)
+
+
+def _stored(graph: Path) -> list[Weight]:
+    """The weights of a graph that stand in another file, each place once."""
+    return list({w.place: w for w in read_weights(graph) if w.place[0]}.values())
 
 
 def _native(bundle: "Bundle", plain: Workload) -> Workload | None:

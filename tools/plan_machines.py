@@ -4,15 +4,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trtllm_lite.runtime.errors import UsageError
-from trtllm_lite.runtime.planning.cpu import NATIVE, ORT_FLOAT, ORT_INTEGER, Cpu, Kernels
-from trtllm_lite.runtime.planning.gpus import Gpu, find_gpu, read_gpus
+from trtllm_lite.runtime.native_table import Rounding
+from trtllm_lite.runtime.planning.cpu import (
+    NATIVE,
+    NATIVE_EXACT,
+    ORT_FLOAT,
+    ORT_INTEGER,
+    Cpu,
+    Kernels,
+)
+from trtllm_lite.runtime.planning.gpus import Gpu
 from trtllm_lite.runtime.planning.memory import CONTEXT_BYTES, HOST_BYTES
 from trtllm_lite.runtime.planning.roofline import Machine, Roofline
 from trtllm_lite.runtime.planning.workload import Workload
 from trtllm_lite.runtime.progress import Progress
 from trtllm_lite.tools.plan_subject import Subject
 
-ALL = "all"
 PROCESS_BYTES = 150 * 2**20
 """Estimate: Python, ONNX Runtime and the tokenizer on a CPU."""
 FIRST_SM_OF = {"fp8": 89, "int4": 80}
@@ -28,21 +35,11 @@ class Host:
     title: str
     machine: Machine
     workload: Workload
-    weight_bytes: int
     total_bytes: int
     reserved_bytes: int
     rates: Mapping[str, float]
     source: str
     is_limit: bool
-
-
-def named_gpus(names: str | None) -> tuple[Gpu, ...]:
-    """Those of a list of names separated by commas; "all" is the whole table. Raises UsageError."""
-    if names is None:
-        return ()
-    if names.strip().lower() == ALL:
-        return read_gpus()
-    return tuple({gpu.name: gpu for gpu in map(find_gpu, names.split(","))}.values())
 
 
 def gpu_hosts(gpus: tuple[Gpu, ...], subject: Subject) -> list[Host]:
@@ -79,7 +76,6 @@ def _gpu_host(gpu: Gpu, subject: Subject) -> Host:
         title=gpu.title,
         machine=Roofline(gpu.bandwidth, multiply),
         workload=subject.workload,
-        weight_bytes=subject.resident_bytes,
         total_bytes=gpu.memory_bytes,
         reserved_bytes=HOST_BYTES if gpu.unified else CONTEXT_BYTES,
         rates={"bytes_per_second": gpu.bandwidth, "flops": multiply, "sm": gpu.sm},
@@ -88,29 +84,28 @@ def _gpu_host(gpu: Gpu, subject: Subject) -> Host:
     )
 
 
-def cpu_host(subject: Subject, threads: int | None, progress: Progress) -> Host:
+def cpu_host(subject: Subject, threads: int | None, rounding: Rounding, progress: Progress) -> Host:
     """This machine, its rates measured now. Raises UsageError where too little memory is free to
-    measure."""
+    measure, and for a rounding that its kernels do not have."""
     from trtllm_lite.runtime.host import available_memory, physical_cores
     from trtllm_lite.tools.bandwidth import product_rate, typical_bandwidth
     from trtllm_lite.tools.bench_report import machine
 
+    kernels = kernels_for(subject.native is not None, subject.quantize, rounding)
     used = threads or physical_cores()
     available = available_memory()
     progress.step("measure this machine")
     memory = typical_bandwidth(used, available)
     if memory is None or available is None:
         raise UsageError("--gpu: too little memory is free to measure this CPU; name a GPU instead")
-    kernels = kernels_for(subject.native is not None, subject.quantize)
     cpu = Cpu(memory, product_rate(used), kernels)
-    ours = subject.native if kernels is NATIVE else None
+    ours = subject.native if is_native(kernels) else None
     workload = ours or subject.workload
     return Host(
         name="cpu",
         title=f"{machine()['cpu']}, {used} threads",
         machine=cpu,
         workload=workload,
-        weight_bytes=workload.weight_bytes,
         total_bytes=available,
         reserved_bytes=PROCESS_BYTES,
         rates={"bytes_per_second": memory, "flops": cpu.products},
@@ -119,10 +114,21 @@ def cpu_host(subject: Subject, threads: int | None, progress: Progress) -> Host:
     )
 
 
-def kernels_for(has_native: bool, quantize: str) -> Kernels:
-    """Our own where there are graphs for them and this processor has what they need."""
+def kernels_for(has_native: bool, quantize: str, rounding: Rounding = "fast") -> Kernels:
+    """Our own where there are graphs for them and this processor has what they need. Raises
+    UsageError for exact rounding by others."""
     from trtllm_lite.runtime.kernels import find_kernels
 
     if has_native and find_kernels().library is not None:
-        return NATIVE
+        return NATIVE_EXACT if rounding == "exact" else NATIVE
+    if rounding == "exact":
+        raise UsageError(
+            "--rounding exact: only the native kernels round so, and they do not run this model "
+            "here; leave it out, or quantize to int8 or int4"
+        )
     return ORT_FLOAT if quantize == "none" else ORT_INTEGER
+
+
+def is_native(kernels: Kernels) -> bool:
+    """Whether they are our own."""
+    return kernels in (NATIVE, NATIVE_EXACT)

@@ -4,20 +4,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from trtllm_lite.runtime.engines.profiles import CHUNK, CHUNK_ROWS, EngineLimits
-from trtllm_lite.runtime.manifest import DTYPE_BYTES
-from trtllm_lite.runtime.planning.memory import (
-    DECODE_SCRATCH_BYTES,
-    Ledger,
-    extend_scratch_bytes,
-    run_scratch_bytes,
-)
 from trtllm_lite.runtime.planning.together import predict
 from trtllm_lite.tools.console import Console, Table, format_bytes, format_count, printable
 from trtllm_lite.tools.plan_machines import Host
+from trtllm_lite.tools.plan_memory import chunk, make_ledger
 from trtllm_lite.tools.plan_subject import Subject, Wanted
 
-CPU_CHUNK = 256
 SCHEMA = "trtllm-lite-plan/1"
 REQUESTS = (1, 4, 8, 16, 32, 64, 128, 256)
 LIMIT = (
@@ -58,7 +50,8 @@ def document(
         "options": asdict(wanted)
         | {
             "max_model_len": subject.max_model_len,
-            "max_num_batched_tokens": _chunk(subject, wanted),
+            "max_num_seqs": subject.max_num_seqs,
+            "max_num_batched_tokens": chunk(subject, wanted),
         },
         "host_bytes": dict(subject.host_bytes),
         "machines": [_machine(subject, host, wanted) for host in hosts],
@@ -68,7 +61,8 @@ def document(
 
 def _machine(subject: Subject, host: Host, wanted: Wanted) -> dict[str, Any]:
     ledger = make_ledger(subject, host, wanted)
-    counts = sorted({n for n in REQUESTS if n < wanted.max_num_seqs} | {wanted.max_num_seqs})
+    most = subject.max_num_seqs
+    counts = sorted({n for n in REQUESTS if n < most} | {most})
     return {
         "name": host.name,
         "title": host.title,
@@ -92,54 +86,6 @@ def _machine(subject: Subject, host: Host, wanted: Wanted) -> dict[str, Any]:
     }
 
 
-def make_ledger(subject: Subject, host: Host, wanted: Wanted) -> Ledger:
-    """What lies in the machine's memory. A slot has room for the padding of its last chunk, as the
-    engine's have."""
-    limits = _limits(subject, wanted)
-    is_tensorrt = subject.target == "tensorrt"
-    capacity = limits.capacity if is_tensorrt else limits.max_model_len + _chunk(subject, wanted)
-    return Ledger(
-        total_bytes=host.total_bytes,
-        reserved_bytes=host.reserved_bytes,
-        weight_bytes=host.weight_bytes,
-        scratch_bytes=_plan_scratch(subject, limits) if is_tensorrt else _scratch(subject, limits),
-        slot_bytes=host.workload.kv_token_bytes * capacity,
-        slots=wanted.max_num_seqs,
-    )
-
-
-def _chunk(subject: Subject, wanted: Wanted) -> int:
-    default = min(CHUNK, subject.max_model_len) if subject.target == "tensorrt" else CPU_CHUNK
-    return wanted.max_num_batched_tokens or default
-
-
-def _limits(subject: Subject, wanted: Wanted) -> EngineLimits:
-    return EngineLimits(wanted.max_num_seqs, subject.max_model_len, _chunk(subject, wanted))
-
-
-def _scratch(subject: Subject, limits: EngineLimits) -> int:
-    """Of one step with its most tokens."""
-    return _run_scratch(subject, limits.max_num_batched_tokens, limits.max_num_seqs)
-
-
-def _plan_scratch(subject: Subject, limits: EngineLimits) -> int:
-    """Of TensorRT's largest run: a chunk of several rows over the cache. Layers take turns, and so
-    do what is between their products and their attention."""
-    rows = min(limits.max_num_seqs, CHUNK_ROWS)
-    run = _run_scratch(subject, rows * limits.max_chunk, limits.max_num_seqs)
-    heads = subject.query_width or subject.hidden_size
-    element = DTYPE_BYTES[subject.dtype]
-    over_cache = extend_scratch_bytes(rows, limits.capacity, heads, element)
-    return max(run, over_cache, DECODE_SCRATCH_BYTES)
-
-
-def _run_scratch(subject: Subject, tokens: int, rows: int) -> int:
-    element = DTYPE_BYTES["float32" if subject.target == "cpu" else subject.dtype]
-    width = subject.scratch_width or 4 * subject.hidden_size
-    vocab = subject.workload.vocab_size
-    return run_scratch_bytes(tokens, rows, width, subject.hidden_size, vocab, element)
-
-
 def show(console: Console, plan: Mapping[str, Any]) -> None:
     """The tables, the least that has to be known of them, and what they are not."""
     machines = plan["machines"]
@@ -149,6 +95,8 @@ def show(console: Console, plan: Mapping[str, Any]) -> None:
         console.table(_speed(machines[0], plan["options"]))
     else:
         console.table(_compared(machines, plan["options"]))
+    if _copies(plan["model"], machines[0]["memory"]) > 1:
+        console.out("Weights are held once with --share-weights or --single-engine.")
     for name, reason in plan["refused"].items():
         console.out(f"{name}: not listed: {reason}")
     console.out(LIMIT if machines[0]["times_are"] == "limit" else EXPECTED)
@@ -172,12 +120,18 @@ def _facts(plan: Mapping[str, Any]) -> Table:
 
 
 def _weights(model: Mapping[str, Any], memory: Mapping[str, Any]) -> str:
-    copies = round(memory["weight_bytes"] / max(1, model["weight_bytes"]), 1)
+    copies = _copies(model, memory)
     size = format_bytes(memory["weight_bytes"])
     if copies > 1:
         size = f"{format_bytes(model['weight_bytes'])}, {copies:g} times: once for each graph"
     read = f"a token reads {format_bytes(memory['step_bytes'])}"
     return "; ".join([size, read, *model["notes"]])
+
+
+def _copies(model: Mapping[str, Any], memory: Mapping[str, Any]) -> float:
+    """How often the weights lie in the machine's memory."""
+    held, once = int(memory["weight_bytes"]), int(model["weight_bytes"])
+    return round(held / max(1, once), 1)
 
 
 def _memory(machine: Mapping[str, Any]) -> Table:

@@ -1,29 +1,32 @@
 """What `plan` plans: a checkpoint's export, with fake weights, or a finished bundle."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trtllm_lite.runtime.engines.profiles import engine_limits
+from trtllm_lite.runtime.engines.weight_inputs import NOT_INT4
 from trtllm_lite.runtime.errors import UsageError
-from trtllm_lite.runtime.manifest import MANIFEST_NAME
+from trtllm_lite.runtime.kv_dtype import KVChoice, KVDtype, choose_kv_dtype
+from trtllm_lite.runtime.manifest import MANIFEST_NAME, GraphSpec
+from trtllm_lite.runtime.native_table import Rounding
+from trtllm_lite.runtime.planning.memory import GraphWeights, build_bytes
 from trtllm_lite.runtime.planning.workload import Workload
 from trtllm_lite.runtime.progress import Progress
 from trtllm_lite.tools.console import Console
 from trtllm_lite.tools.failures import needs_extra
+from trtllm_lite.tools.plan_gpus import gpu_here
 
 if TYPE_CHECKING:
     from trtllm_lite.exporter.outline import Outline
 
-CPU = "cpu"
-FIXED_BY_A_BUNDLE = ("target", "quantize", "dtype", "kv_dtype", "revision")
+CPU, TENSORRT = "cpu", "tensorrt"
+FIXED_BY_A_BUNDLE = ("target", "quantize", "dtype", "revision")
 EXPORT_BASE_BYTES = 2**30
 """Estimate: torch, transformers and a traced graph."""
-BUILD_BASE_BYTES = 2**30
-"""Estimate: TensorRT's builder without weights."""
-BUILD_COPIES = 3
-"""Estimate: the parsed weights of a plan, those it chose a layout for, and the plan. TensorRT-RTX
-1.7.1 took 1.6 GiB for plans of 258 MiB."""
+SEQS = 16
+"""Requests at the same time, where nobody says."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +35,17 @@ class Wanted:
 
     gpu: str | None = None
     threads: int | None = None
+    rounding: Rounding | None = None
     target: str | None = None
     quantize: str | None = None
     dtype: str | None = None
-    kv_dtype: str | None = None
+    kv_dtype: KVChoice | None = None
     revision: str | None = None
     max_model_len: int | None = None
-    max_num_seqs: int = 16
+    max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    share_weights: bool = False
+    single_engine: bool = False
     input_len: int = 512
     output_len: int = 128
 
@@ -47,9 +53,9 @@ class Wanted:
 @dataclass(frozen=True)
 class Subject:
     """What is planned. `workload`: over ONNX Runtime's or TensorRT's operators, `native`: over our
-    own kernels, where there are graphs for them. resident_bytes: all copies of weights on a device.
-    scratch_width: the widest layer, None where it is not known. host_bytes: memory of the host by
-    what it is needed for."""
+    own kernels, where there are graphs for them. weights: of the graphs, whose tables are `graphs`.
+    scratch_width: the widest layer, None where it is not known, and query_width: all query heads
+    of a token; host_bytes: memory of the host by what it is needed for."""
 
     name: str
     kind: str
@@ -59,10 +65,12 @@ class Subject:
     dtype: str
     quantize: str
     max_model_len: int
+    max_num_seqs: int
     hidden_size: int
     workload: Workload
     native: Workload | None
-    resident_bytes: int
+    weights: GraphWeights
+    graphs: tuple[GraphSpec, ...]
     scratch_width: int | None
     query_width: int | None
     host_bytes: Mapping[str, int]
@@ -76,6 +84,8 @@ def subject(model: str, wanted: Wanted, console: Console, progress: Progress) ->
         found = _of_bundle(Path(model), wanted, progress)
     else:
         found = _of_checkpoint(model, wanted, console, progress)
+    if wanted.share_weights and found.quantize.startswith("int4"):
+        raise UsageError(NOT_INT4)
     longest = wanted.input_len + wanted.output_len
     if longest > found.max_model_len:
         raise UsageError(
@@ -88,7 +98,7 @@ def subject(model: str, wanted: Wanted, console: Console, progress: Progress) ->
 def _of_checkpoint(model: str, wanted: Wanted, console: Console, progress: Progress) -> Subject:
     from trtllm_lite.tools.export import libraries_quiet
 
-    target = wanted.target or (CPU if wanted.gpu is None else "tensorrt")
+    target = wanted.target or (CPU if wanted.gpu is None else TENSORRT)
     _check_target(target, wanted, f"--target {target}")
     with needs_extra("export"), libraries_quiet(console):
         from trtllm_lite.exporter.options import ExportOptions
@@ -102,7 +112,7 @@ def _of_checkpoint(model: str, wanted: Wanted, console: Console, progress: Progr
             quantize=wanted.quantize or "none",
             kv_dtype=wanted.kv_dtype or "float32",
             max_model_len=wanted.max_model_len,
-            max_num_seqs=wanted.max_num_seqs,
+            max_num_seqs=wanted.max_num_seqs or SEQS,
             revision=wanted.revision,
             dry_run=True,
         )
@@ -110,11 +120,9 @@ def _of_checkpoint(model: str, wanted: Wanted, console: Console, progress: Progr
 
 
 def _from_outline(model: str, found: "Outline", wanted: Wanted) -> Subject:
-    weights = found.workload.weight_bytes
-    resident = _resident(found.target, found.phase_bytes, weights)
     host = {
         "export": EXPORT_BASE_BYTES + 2 * found.largest_tensor_bytes,
-        "verify": EXPORT_BASE_BYTES + 4 * found.num_parameters + weights,
+        "verify": EXPORT_BASE_BYTES + 4 * found.num_parameters + found.workload.weight_bytes,
     }
     spared = "weights that calibration keeps in 8 bits are not in it"
     return Subject(
@@ -126,20 +134,23 @@ def _from_outline(model: str, found: "Outline", wanted: Wanted) -> Subject:
         dtype=found.dtype,
         quantize=found.quantize,
         max_model_len=found.max_model_len,
+        max_num_seqs=wanted.max_num_seqs or SEQS,
         hidden_size=found.hidden_size,
         workload=found.workload,
         native=found.native,
-        resident_bytes=resident,
+        weights=found.weights,
+        graphs=found.graphs,
         scratch_width=found.widest,
         query_width=found.query_width,
-        host_bytes=host | _build_bytes(found.target, found.phase_bytes),
+        host_bytes=host | _build_bytes(found.target, found.weights, found.workload),
         notes=(spared,) if found.calibrated else (),
     )
 
 
 def _of_bundle(folder: Path, wanted: Wanted, progress: Progress) -> Subject:
     from trtllm_lite.runtime.bundle import open_bundle
-    from trtllm_lite.tools.plan_bundle import bundle_workloads, phase_bytes
+    from trtllm_lite.runtime.native_weights import cache_dtypes
+    from trtllm_lite.tools.plan_bundle import bundle_workloads, graph_weights, widest
 
     for name in FIXED_BY_A_BUNDLE:
         if getattr(wanted, name) is not None:
@@ -151,11 +162,11 @@ def _of_bundle(folder: Path, wanted: Wanted, progress: Progress) -> Subject:
     opened = open_bundle(folder, check_hashes=False)
     manifest = opened.manifest
     _check_target(manifest.target, wanted, f"{folder}, a bundle for {manifest.target}")
-    proved = manifest.limits.max_model_len
-    if wanted.max_model_len is not None and wanted.max_model_len > proved:
-        raise UsageError(f"--max-model-len: got {wanted.max_model_len}; the bundle is for {proved}")
+    limits = engine_limits(manifest.limits, wanted.max_num_seqs, wanted.max_model_len, None)
     workload, native = bundle_workloads(opened)
-    phases = phase_bytes(opened)
+    if wanted.kv_dtype not in (None, "auto", workload.kv_dtype if native is None else None):
+        native = _with_cache(native, wanted.kv_dtype, cache_dtypes(opened), folder)
+    weights = graph_weights(opened)
     return Subject(
         name=str(folder),
         kind="bundle",
@@ -164,35 +175,55 @@ def _of_bundle(folder: Path, wanted: Wanted, progress: Progress) -> Subject:
         target=manifest.target,
         dtype=manifest.dtype,
         quantize=manifest.quantization.decode,
-        max_model_len=wanted.max_model_len or proved,
+        max_model_len=limits.max_model_len,
+        max_num_seqs=limits.max_num_seqs,
         hidden_size=manifest.model.hidden_size,
         workload=workload,
         native=native,
-        resident_bytes=_resident(manifest.target, phases, workload.weight_bytes),
-        scratch_width=None,
+        weights=weights,
+        graphs=manifest.graphs,
+        scratch_width=widest(opened),
         query_width=None,
-        host_bytes=_build_bytes(manifest.target, phases),
+        host_bytes=_build_bytes(manifest.target, weights, workload),
     )
 
 
-def _build_bytes(target: str, phases: Mapping[str, int]) -> dict[str, int]:
-    if target != "tensorrt":
+def _with_cache(
+    native: Workload | None, wanted: KVChoice | None, available: tuple[KVDtype, ...], folder: Path
+) -> Workload:
+    """Over another cache that the bundle's native graphs have. Raises UsageError for others."""
+    if native is None or wanted is None:
+        raise UsageError(
+            f"--kv-dtype: got {wanted}; only the native kernels have such a cache, and {folder} "
+            "has no graphs for them; leave it out"
+        )
+    return replace(native, kv_dtype=choose_kv_dtype(wanted, available))
+
+
+def _build_bytes(target: str, weights: GraphWeights, workload: Workload) -> dict[str, int]:
+    if target != TENSORRT:
         return {}
-    return {"build": BUILD_BASE_BYTES + BUILD_COPIES * max(phases.values())}
-
-
-def _resident(target: str, phases: Mapping[str, int], weight_bytes: int) -> int:
-    """TensorRT's plans each hold their weights."""
-    return sum(phases.values()) if target == "tensorrt" else weight_bytes
+    return {"build": build_bytes(weights.largest, len(workload.layers))}
 
 
 def _check_target(target: str, wanted: Wanted, what: str) -> None:
+    """Raises UsageError for options of another kind of machine."""
     if target == CPU and wanted.gpu is not None:
         raise UsageError(
             f"--gpu: {what} runs on a CPU; leave it out, or plan the checkpoint with --target "
             "tensorrt or cuda"
         )
+    for name in ("threads", "rounding"):
+        if getattr(wanted, name) is not None and target != CPU:
+            raise UsageError(f"--{name}: it is for a CPU; {what} runs on a GPU; leave it out")
+    for name in ("share_weights", "single_engine"):
+        if getattr(wanted, name) and target != TENSORRT:
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag}: {what} has no plans of TensorRT; leave it out")
+    if wanted.share_weights and wanted.single_engine:
+        raise UsageError(
+            "--share-weights with --single-engine: one plan has its weights once anyway; leave one "
+            "of them out"
+        )
     if target != CPU and wanted.gpu is None:
-        raise UsageError(f"--gpu: {what} needs one; name it, or all")
-    if wanted.threads is not None and target != CPU:
-        raise UsageError(f"--threads: it is for a CPU; {what} runs on a GPU")
+        gpu_here()

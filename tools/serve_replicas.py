@@ -129,7 +129,8 @@ def planned(
 def _check_target(bundle: Path, options: LoadOptions) -> None:
     """Replicas get parts of the cores and of the memory. Raises UsageError for a GPU's bundle."""
     target = read_manifest(bundle).target
-    if target == "cuda" or (target == "tensorrt" and options.backend != "onnxruntime"):
+    on_gpu = options.backend != "onnxruntime" or options.provider != "auto"
+    if target == "cuda" or (target == "tensorrt" and on_gpu):
         on_cpu = "" if target == "cuda" else ", or with --backend onnxruntime"
         raise UsageError(
             f"--replicas: {bundle} is for {target}, and replicas share cores, not a GPU; serve it "

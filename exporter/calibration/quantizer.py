@@ -25,7 +25,12 @@ class CalibratedQuantizer:
         self._last: tuple[InputStatistics, Factor] | None = None
 
     def quantize(
-        self, name: str, rows: npt.NDArray[np.float32], bits: int, block: int
+        self,
+        name: str,
+        rows: npt.NDArray[np.float32],
+        bits: int,
+        block: int,
+        scales: str = "float32",
     ) -> Quantized:
         """rows: float32 [n, K] of the parameter `name`. Raises UnsupportedError for NaN and
         infinity."""
@@ -33,7 +38,7 @@ class CalibratedQuantizer:
         known = self._statistics.get(name)
         importance = torch.ones(weights.shape[1]) if known is None else damped(known.inputs.power)
         found, zero = find_grid(weights, importance, bits, block)
-        scale = torch.from_numpy(short_scale(name, found.numpy()))
+        scale = torch.from_numpy(short_scale(name, found.numpy(), scales))
         if known is None or known.inputs.moment is None:
             q = nearest(weights, scale, zero, bits, block)
         else:

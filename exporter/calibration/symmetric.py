@@ -31,17 +31,22 @@ class SymmetricQuantizer:
         self._last: tuple[InputStatistics, Factor] | None = None
 
     def quantize(
-        self, name: str, rows: npt.NDArray[np.float32], bits: int, block: int
+        self,
+        name: str,
+        rows: npt.NDArray[np.float32],
+        bits: int,
+        block: int,
+        scales: str = "float32",
     ) -> Quantized:
         """rows: float32 [n, K] of the parameter `name`; K is a multiple of `block`. Raises
         UnsupportedError for NaN and infinity."""
         if bits == 8:
-            return RoundToNearest().quantize(name, rows, bits, block)
+            return RoundToNearest().quantize(name, rows, bits, block, scales)
         weights = torch.from_numpy(np.array(finite(name, rows), np.float32))
         known = self._statistics.get(name)
         importance = torch.ones(weights.shape[1]) if known is None else damped(known.inputs.power)
         found = symmetric_scales(weights, importance, bits, block)
-        scale = torch.from_numpy(short_scale(name, found.numpy()))
+        scale = torch.from_numpy(short_scale(name, found.numpy(), scales))
         zero = torch.full_like(scale, 2.0 ** (bits - 1))
         if known is None or known.inputs.moment is None:
             q = nearest(weights, scale, zero, bits, block)

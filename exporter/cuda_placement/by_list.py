@@ -26,6 +26,9 @@ HOST_INPUTS: dict[str, tuple[int, ...]] = {
     "TopK": (1,),
     "Unsqueeze": (1,),
 }
+# Elements of a head are a multiple of this many, and with rotary embedding of twice as many.
+# Source: ONNX Runtime, contrib_ops, group_query_attention_helper.h.
+HEAD_STEP, PAST_KEY = 8, 3
 HOST_OUTPUTS = frozenset({"Shape", "Size"})
 
 
@@ -48,7 +51,7 @@ def misplaced_nodes(model: ir.Model, kernels: KernelList) -> list[Misplaced]:
     for node in model.graph:
         opset = model.graph.opset_imports.get(node.domain, 1)
         schema = kernels.schema(node.domain, node.op_type, opset)
-        why = _no_kernel(node, schema, kernels, types) or _copied(node)
+        why = _no_kernel(node, schema, kernels, types) or _copied(node) or _unfit(node)
         if why:
             found.append(Misplaced(node.op_type, str(node.outputs[0].name), why))
     return found
@@ -119,6 +122,17 @@ def _parameter(parameters: tuple[Parameter, ...], index: int) -> Parameter | Non
     if index < len(parameters):
         return parameters[index]
     return parameters[-1] if parameters and parameters[-1].many else None
+
+
+def _unfit(node: ir.Node) -> str:
+    """Why an attention's kernels refuse its heads when they run, "" when they do not."""
+    if node.op_type != "GroupQueryAttention":
+        return ""
+    step = HEAD_STEP * (2 if node.attributes.get_int("do_rotary", 0) else 1)
+    past = node.inputs[PAST_KEY]
+    head = past.shape[-1] if past is not None and past.shape is not None else None
+    fits = not isinstance(head, int) or head % step == 0
+    return "" if fits else f"heads of {head}; its kernels take multiples of {step}"
 
 
 def _copied(node: ir.Node) -> str:

@@ -52,7 +52,8 @@ def check_cuda_model(model: ir.Model) -> Placement:
 def check_cuda_graph(path: Path) -> Placement:
     """By the list, then by the partitioner where it can be had. `path`: a graph beside its weights.
 
-    Raises UnsupportedError naming the nodes that are not on CUDA.
+    Raises UnsupportedError naming the nodes that are not on CUDA. A partitioner that gives no
+    answer leaves it to the list: other releases need other stubs.
     """
     listed = check_cuda_model(ir.load(path))
     provider = _provider()
@@ -60,7 +61,11 @@ def check_cuda_graph(path: Path) -> Placement:
         return Placement(listed.proof, listed.version, f"{PACKAGE} is not installed")
     if missing := missing_tools():
         return Placement(listed.proof, listed.version, f"{', '.join(missing)} not found")
-    version = check_by_partitioner(path, provider)
+    try:
+        version = check_by_partitioner(path, provider)
+    except (RuntimeError, OSError, ValueError, subprocess.SubprocessError) as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        return Placement(listed.proof, listed.version, why)
     return Placement("partitioner", version)
 
 
@@ -72,7 +77,9 @@ def check_by_partitioner(path: Path, provider: Path) -> str:
     """
     with tempfile.TemporaryDirectory(prefix="cuda-stubs-") as folder:
         make_stubs([provider], Path(folder))
-        environment = {**os.environ, "LD_LIBRARY_PATH": folder}
+        others = os.environ.get("LD_LIBRARY_PATH")
+        paths = os.pathsep.join([folder, *([others] if others else [])])
+        environment = {**os.environ, "LD_LIBRARY_PATH": paths}
         command = [sys.executable, "-m", SESSION, str(path.resolve())]
         ended = subprocess.run(
             command,

@@ -7,7 +7,9 @@ from trtllm_lite.exporter.lowering.base import Target
 __all__ = ["Target", "find_target"]
 
 
-def find_target(name: str) -> Target:
-    """The target of that name; its module is imported on first use."""
-    target: Target = import_module(f"trtllm_lite.exporter.lowering.{name}").TARGET
+def find_target(name: str, attention: str = "lengths") -> Target:
+    """The target of that name; its module is imported on first use. attention: see
+    `ExportOptions`."""
+    module = import_module(f"trtllm_lite.exporter.lowering.{name}")
+    target: Target = module.TARGET if attention == "lengths" else module.MASKED
     return target

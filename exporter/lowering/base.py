@@ -11,14 +11,20 @@ from trtllm_lite.runtime.manifest import GraphSpec, Phase, TensorSpec
 Pass = Callable[[Any], int]
 """Rewrites an onnx_ir.Model in place and returns in how many places."""
 Passes = tuple[tuple[str, Pass], ...]
-Check = Callable[[Path], None]
-"""Raises UnsupportedError for a graph, written beside its weights, that would not be run as meant.
-"""
+Refuse = Callable[[Any], None]
+"""Raises UnsupportedError for an onnx_ir.Model, before its weights are written, that would not be
+run as meant."""
+Check = Callable[[Path], str | None]
+"""The same of a graph that was written beside its weights. What it returns is told to the user."""
 
 
 def no_passes(spec: GraphSpec) -> Passes:
     """Of a target whose graphs differ in nothing but their weights."""
     return ()
+
+
+def no_refusal(model: Any) -> None:
+    """Of a target whose engine takes what was made."""
 
 
 def no_check(graph: Path) -> None:
@@ -38,8 +44,8 @@ class Target:
     are float32. dequantizes: quantized weights become floats in the graph, by DequantizeLinear, and
     have one format in all graphs. finish: the last passes, once the formats of the weights are
     chosen. more_inputs: what the graphs of this target take beside the inputs of all;
-    `phase_passes` put it in, as they do with more_outputs. check: of each written graph, before the
-    bundle is finished.
+    `phase_passes` put it in, as they do with more_outputs. refuse: of each finished graph, before
+    the work on its weights; check: of each written one, before the bundle is finished.
     """
 
     name: str
@@ -55,4 +61,5 @@ class Target:
     finish: Passes = ()
     more_inputs: tuple[TensorSpec, ...] = ()
     more_outputs: tuple[TensorSpec, ...] = ()
+    refuse: Refuse = no_refusal
     check: Check = no_check

@@ -15,11 +15,12 @@ Sources: ONNX Runtime, docs/ContribOperators.md and docs/OperatorKernels.md.
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 
 from trtllm_lite.exporter.contract import BATCH, NUM_LOGITS
-from trtllm_lite.exporter.cuda_placement import check_cuda_graph
+from trtllm_lite.exporter.cuda_placement import check_cuda_graph, check_cuda_model
 from trtllm_lite.exporter.lowering.base import Passes, Target
 from trtllm_lite.exporter.lowering.cpu import TARGET as CPU
 from trtllm_lite.exporter.lowering.cpu import attention, passes
@@ -52,8 +53,14 @@ def _name_graph(model: ir.Model) -> int:
     return 1
 
 
-def _check(graph: Path) -> None:
-    check_cuda_graph(graph)
+def _refuse(model: Any) -> None:
+    check_cuda_model(model)
+
+
+def _check(graph: Path) -> str:
+    found = check_cuda_graph(graph)
+    told = f"every node is on CUDA by the {found.proof} of ONNX Runtime {found.version}"
+    return f"{told}; its partitioner was not asked: {found.why}" if found.why else told
 
 
 TARGET = Target(
@@ -66,5 +73,6 @@ TARGET = Target(
     computes_in_dtype=True,
     more_inputs=(MAX_TOTAL_LEN,),
     more_outputs=TOP,
+    refuse=_refuse,
     check=_check,
 )

@@ -11,6 +11,7 @@ capacity of the cache.
 Sources: ONNX operators 24; NVIDIA TensorRT, operator support of the ONNX parser.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import onnx_ir as ir
@@ -37,7 +38,7 @@ from trtllm_lite.exporter.passes import (
     turn_weights,
     widen_rows,
 )
-from trtllm_lite.exporter.tensorrt_rules import check_graph
+from trtllm_lite.exporter.tensorrt_rules import check_graph, check_model
 from trtllm_lite.runtime.manifest import GraphSpec
 
 TRACED_OPSET, OPSET, IR_VERSION = 23, 24, 11
@@ -64,12 +65,12 @@ def passes(max_model_len: int) -> Passes:
     )
 
 
-def phase_passes(spec: GraphSpec) -> Passes:
+def phase_passes(spec: GraphSpec, *, masked: bool = False) -> Passes:
     one = () if spec.is_multi_token else (("take_one_token", take_one_token),)
     return (
         ("declare", _declare),
         *one,
-        ("standard_attention", partial(standard_attention, phase=spec.phase)),
+        ("standard_attention", partial(standard_attention, phase=spec.phase, masked=masked)),
         ("drop_unread_inputs", drop_unread_inputs),
     )
 
@@ -93,5 +94,9 @@ TARGET = Target(
     computes_in_dtype=True,
     dequantizes=True,
     finish=(("plain_products", plain_products),),
+    refuse=check_model,
     check=check_graph,
 )
+MASKED = replace(TARGET, phase_passes=partial(phase_passes, masked=True))
+"""What attends over the cache is told by masks what it sees, never by lengths: right for whoever
+parses the graphs as they are."""

@@ -1,7 +1,8 @@
 """Attention as products, for what no attention operator of TensorRT computes.
 
 Queries of heads that share a K head are grouped, so that neither K nor V is repeated: scores are
-[batch, kv_heads, group, seq, keys]. The softmax is float32 whatever the rest is.
+[batch, kv_heads, group, seq, keys]. Softcap and softmax are float32 whatever the rest is: a capped
+score of 50 would lose 0.03 in float16, 0.2 in bfloat16.
 Sources: GQA, arXiv:2305.13245; softcaps, Gemma 2, arXiv:2408.00118; sinks, arXiv:2309.17453: one
 more score a head, which takes its share of the softmax and has no value.
 """
@@ -50,9 +51,10 @@ def grouped_attention(
     query, key, value = tensors
     assert query.dtype is not None
     scores = place.op("MatMul", _grouped(place, query, grouping), _turned(place, key))
+    wide = _cast(place, scores, FLOAT)
     if softcap:
-        scores = _capped(place, scores, softcap, query.dtype)
-    seen, wide = _for_groups(place, mask), _cast(place, scores, FLOAT)
+        wide = _capped(place, wide, softcap)
+    seen = _for_groups(place, mask)
     visible = place.op("Where", seen, wide, _lowest(place), dtype=FLOAT)
     weights = _softmax(place, visible) if sinks is None else _sunk(place, visible, sinks, grouping)
     shares = _cast(place, weights, query.dtype)
@@ -78,9 +80,9 @@ def _for_groups(place: Place, mask: ir.Value) -> ir.Value:
     return mask if len(size) == 2 else place.op("Unsqueeze", mask, place.ints(2))
 
 
-def _capped(place: Place, scores: ir.Value, softcap: float, dtype: ir.DataType) -> ir.Value:
-    inside = place.op("Div", scores, place.number(softcap, dtype))
-    return place.op("Mul", place.op("Tanh", inside), place.number(softcap, dtype))
+def _capped(place: Place, scores: ir.Value, softcap: float) -> ir.Value:
+    cap = place.number(softcap, FLOAT)
+    return place.op("Mul", place.op("Tanh", place.op("Div", scores, cap)), cap)
 
 
 def _cast(place: Place, value: ir.Value, dtype: ir.DataType) -> ir.Value:

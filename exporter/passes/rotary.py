@@ -17,9 +17,10 @@ from trtllm_lite.exporter.passes.layout import last_axis_slice, perm
 from trtllm_lite.exporter.passes.positions import by_position
 from trtllm_lite.exporter.passes.weights import add_table
 
-# What the operator's CPU kernel takes: cosines and sines for a multiple of this many angles.
+# What the operator takes: cosines and sines for a multiple of this many angles, in heads of a
+# multiple of twice as many elements.
 ANGLES = 8
-COS, SIN = 7, 8
+PAST_KEY, COS, SIN = 3, 7, 8
 
 Array = npt.NDArray[Any]
 
@@ -29,13 +30,13 @@ def fold_rotary(model: ir.Model, length: int) -> int:
 
     length: positions run from 0 to length - 1, which is as long as the tables get. Returns the
     number of attention nodes that rotate. A rotation by more than the position (longrope's, by the
-    row's final length) stays in the graph, and so does one by a number of angles that the operator
-    does not take.
+    row's final length) stays in the graph, and so does one by a number of angles, or of heads of a
+    size, that the operator does not take.
     """
     tables: dict[tuple[ir.Value, ir.Value, bool], tuple[ir.Value, ir.Value] | None] = {}
     count = 0
     for node in list(model.graph):
-        if (found := rotations(node)) is None:
+        if (found := rotations(node)) is None or not _takes_head(node):
             continue
         key = found[0].cos, found[0].sin, found[0].interleaved
         if key not in tables:
@@ -70,6 +71,11 @@ def rotations(node: ir.Node) -> tuple[Rotation, Rotation] | None:
         return None
     alike = (q.cos, q.sin, q.interleaved) == (k.cos, k.sin, k.interleaved)
     return (q, k) if alike else None
+
+
+def _takes_head(node: ir.Node) -> bool:
+    past = dims(node.inputs[PAST_KEY])
+    return past is not None and int(past[-1]) % (2 * ANGLES) == 0
 
 
 def _operand(value: ir.Value | None) -> Rotation | None:

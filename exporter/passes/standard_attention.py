@@ -8,7 +8,7 @@ to say what a query sees, each case has the one that TensorRT can compute rightl
 * `nonpad_kv_seqlen` [batch] over the cache, with `is_causal` where a row has several queries: the
   last query is aligned with the last of so many keys. TensorRT's parser drops the input; whoever
   builds the engine has to put it back;
-* a bool mask for sliding windows, over both.
+* a bool mask for sliding windows, over both, and over the cache for all where that is asked for.
 
 Softcaps, sinks and heads of sizes that TensorRT's kernels do not take become products
 (`exporter/passes/grouped_attention.py`). Queries are scaled before, so that the cache need not be.
@@ -30,16 +30,17 @@ SINKS = 11
 HEAD_STEP, SMALLEST_HEAD, LARGEST_HEAD = 8, 16, 256
 
 
-def standard_attention(model: ir.Model, phase: Phase) -> int:
+def standard_attention(model: ir.Model, phase: Phase, *, masked: bool = False) -> int:
     """Rewrite every GroupQueryAttention without rotary embedding; returns how many.
 
-    Attention nodes are named `attention.<n>`, by their place in the graph.
+    Attention nodes are named `attention.<n>`, by their place in the graph. masked: over the cache,
+    a mask says what a query sees, and no lengths.
     """
     nodes = [node for node in model.graph if node.op_type == "GroupQueryAttention"]
     if nodes:
         shared = SharedValues(model.graph, nodes[0])
         for index, node in enumerate(nodes):
-            _rewrite(_Call(node, Place(node), shared, phase, f"attention.{index}"))
+            _rewrite(_Call(node, Place(node), shared, phase, f"attention.{index}", masked))
         remove_dead(nodes)
     return len(nodes)
 
@@ -58,6 +59,7 @@ class _Call:
     shared: SharedValues
     phase: Phase
     name: str
+    masked: bool
 
     @property
     def grouping(self) -> Grouping:
@@ -138,7 +140,7 @@ def _kernel(call: _Call, query: ir.Value, keys: ir.Value, values: ir.Value) -> i
     """[batch, seq, heads * head_dim]"""
     inputs: list[ir.Value | None] = [keys, values]
     causal = call.phase != "decode"
-    if call.window is not None:
+    if call.window is not None or (call.over_cache and call.masked):
         inputs.append(call.mask())
         causal = False
     elif call.over_cache:

@@ -11,6 +11,7 @@ from trtllm_lite.exporter.passes import add_storage_casts, drop_unused_weights, 
 from trtllm_lite.exporter.quantize.formats import FORMATS, NONE
 from trtllm_lite.exporter.quantize.plan import FormatPlan, plan_dequantized, plan_formats
 from trtllm_lite.exporter.quantize.rewrite import find_linears, quantize_graph
+from trtllm_lite.runtime.errors import UsageError
 from trtllm_lite.runtime.kv_dtype import KVDtype
 from trtllm_lite.runtime.native_table import PLAIN_CACHE
 
@@ -55,7 +56,7 @@ def prepare(
     kv_dtype: str = PLAIN_CACHE,
 ) -> Prepared:
     """Rewrite copies of the graphs; `graphs` stays as it is. dtype: of what is not quantized.
-    Raises UsageError for a kv_dtype that cannot be had."""
+    Raises UsageError for a kv_dtype that cannot be had, and where no weight can be quantized."""
     order = list(graphs.weights)
     models = tuple(model.clone() for model in graphs.models)
     if dtype != "float32" and not graphs.target.computes_in_dtype:
@@ -73,6 +74,11 @@ def prepare(
         counts |= {f"{spec.phase}.{name}": count for name, count in made.items()}
         stored += parts
         drop_unused_weights(model)
+    if quantize != NONE and not stored:
+        raise UsageError(
+            f"--quantize {quantize}: blocks divide the inputs of no layer of the model, so nothing "
+            "would be quantized; leave it out"
+        )
     for model in models:
         for name, rewrite in graphs.target.finish:
             counts[name] = counts.get(name, 0) + rewrite(model)

@@ -24,9 +24,16 @@ class DequantizedEncoder:
     `name`_scale [K / block, N] float32."""
 
     def __init__(
-        self, name: str, bits: int, block: int, size: tuple[int, int], quantizer: Quantizer
+        self,
+        name: str,
+        bits: int,
+        block: int,
+        size: tuple[int, int],
+        quantizer: Quantizer,
+        scales: str = "float32",
     ) -> None:
         self._name, self._bits, self._block, self._quantizer = name, bits, block, quantizer
+        self._scales = scales
         rows, columns = size
         self._weight = np.empty((columns, rows), np.int8)
         self._scale = np.empty((columns // block, rows), np.float32)
@@ -35,7 +42,7 @@ class DequantizedEncoder:
     def add(self, name: str, rows: Array) -> Array:
         """Nothing before the last rows were added, then all. Raises ValueError for a quantizer
         whose zero is not in the middle."""
-        made = self._quantizer.quantize(name, rows, self._bits, self._block)
+        made = self._quantizer.quantize(name, rows, self._bits, self._block, self._scales)
         middle = 2 ** (self._bits - 1)
         if not (made.zero == middle).all():
             raise ValueError(f"{name} has zero points; symmetric integers are needed")
@@ -55,9 +62,11 @@ class Float8Encoder:
     """The nearest numbers of type float8e4m3fn, of which the largest of a block is the largest.
     Parts as of `DequantizedEncoder`."""
 
-    def __init__(self, name: str, block: int, size: tuple[int, int]) -> None:
+    def __init__(
+        self, name: str, block: int, size: tuple[int, int], scales: str = "float32"
+    ) -> None:
         rows, columns = size
-        self._name, self._block = name, block
+        self._name, self._block, self._scales = name, block, scales
         self._weight = np.empty((columns, rows), FLOAT8)
         self._scale = np.empty((columns // block, rows), np.float32)
         self._done = 0
@@ -65,7 +74,8 @@ class Float8Encoder:
     def add(self, name: str, rows: Array) -> Array:
         """Nothing before the last rows were added, then all."""
         blocks = blocked(finite(name, rows), self._block)
-        scale = short_scale(name, np.abs(blocks).max(axis=-1) / np.float32(LARGEST_FLOAT8))
+        largest = np.abs(blocks).max(axis=-1)
+        scale = short_scale(name, largest / np.float32(LARGEST_FLOAT8), self._scales)
         inverse = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0)
         steps = np.clip(blocks * inverse[..., None], -LARGEST_FLOAT8, LARGEST_FLOAT8)
         stop = self._done + len(rows)

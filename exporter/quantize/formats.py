@@ -65,21 +65,25 @@ class Format:
     def is_block(self) -> bool:
         return self.block > 0
 
-    def encoder(self, rows: int, columns: int, quantizer: Quantizer) -> Encoder:
-        """For one weight [rows, columns]. Only 4 bits ask the quantizer: rounding 8 bits to
-        nearest loses nothing that shows."""
+    def encoder(
+        self, rows: int, columns: int, quantizer: Quantizer, scales: str = "float32"
+    ) -> Encoder:
+        """For one weight [rows, columns]; scales: the type that they are stored in. Only 4 bits
+        ask the quantizer: rounding 8 bits to nearest loses nothing that shows."""
+        asked = quantizer if self.bits < 8 else RoundToNearest()
         if self.dequantized:
-            return self._dequantized_encoder((rows, columns), quantizer)
+            return self._dequantized_encoder((rows, columns), asked, scales)
         if not self.is_block:
             return _ChannelEncoder(rows, columns)
-        return _BlockEncoder(self, quantizer if self.bits < 8 else RoundToNearest())
+        return _BlockEncoder(self, asked, scales)
 
-    def _dequantized_encoder(self, size: tuple[int, int], quantizer: Quantizer) -> Encoder:
+    def _dequantized_encoder(
+        self, size: tuple[int, int], quantizer: Quantizer, scales: str
+    ) -> Encoder:
         name = self.parts[0].suffix
         if self.parts[0].dtype == FLOAT8:
-            return Float8Encoder(name, self.block, size)
-        asked = quantizer if self.bits < 8 else RoundToNearest()
-        return DequantizedEncoder(name, self.bits, self.block, size, asked)
+            return Float8Encoder(name, self.block, size, scales)
+        return DequantizedEncoder(name, self.bits, self.block, size, quantizer, scales)
 
 
 def up(a: int, b: int) -> int:
@@ -137,14 +141,14 @@ FORMATS: Mapping[str, Format] = {
 
 
 class _BlockEncoder:
-    def __init__(self, kind: Format, quantizer: Quantizer) -> None:
-        self._kind, self._quantizer = kind, quantizer
+    def __init__(self, kind: Format, quantizer: Quantizer, stored: str) -> None:
+        self._kind, self._quantizer, self._stored = kind, quantizer, stored
         self._scales: list[Array] = []
         self._zeros: list[Array] = []
 
     def add(self, name: str, rows: Array) -> Array:
         kind = self._kind
-        made = self._quantizer.quantize(name, rows, kind.bits, kind.block)
+        made = self._quantizer.quantize(name, rows, kind.bits, kind.block, self._stored)
         self._scales.append(made.scale.astype(np.float32, copy=False))
         self._zeros.append(made.zero)
         q = _filled(made.q, made.zero, kind.block)

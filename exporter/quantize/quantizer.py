@@ -4,6 +4,7 @@ the integers."""
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -11,6 +12,9 @@ from trtllm_lite.runtime.errors import UnsupportedError
 from trtllm_lite.runtime.short_float import LARGEST, rounded
 
 Array = npt.NDArray[Any]
+HALVES: dict[str, Any] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+# Of a scale that is rounded down by more, the largest weights of a block would be clipped.
+ROUNDED_DOWN = np.float32(1 - 2.0**-8)
 
 
 @dataclass(frozen=True)
@@ -30,18 +34,22 @@ class Quantizer(Protocol):
     """Chooses the integers of a weight's rows. Rows of a weight are independent of each other and
     come in order, in pieces; `name` is the parameter's name in the model."""
 
-    def quantize(self, name: str, rows: Array, bits: int, block: int) -> Quantized:
-        """rows: float32 [n, K]."""
+    def quantize(
+        self, name: str, rows: Array, bits: int, block: int, scales: str = "float32"
+    ) -> Quantized:
+        """rows: float32 [n, K]. scales: the type that they are stored in, as of `short_scale`."""
 
 
 class RoundToNearest:
     """Each weight to the nearest integer: 8 bits symmetric about 128 by the block's largest
     magnitude, fewer bits from the block's least to its largest value."""
 
-    def quantize(self, name: str, rows: Array, bits: int, block: int) -> Quantized:
+    def quantize(
+        self, name: str, rows: Array, bits: int, block: int, scales: str = "float32"
+    ) -> Quantized:
         blocks = blocked(finite(name, rows), block)
         low, zero = _symmetric(blocks) if bits == 8 else _asymmetric(blocks, bits)
-        scale = short_scale(name, low)
+        scale = short_scale(name, low, scales)
         steps = np.rint(blocks * _inverse(scale)[..., None])
         q = np.clip(steps + zero[..., None], 0, 2**bits - 1).astype(np.uint8)
         n, k = rows.shape
@@ -80,16 +88,28 @@ def finite(name: str, rows: Array) -> Array:
     return rows
 
 
-def short_scale(name: str, scale: Array) -> Array:
+def short_scale(name: str, scale: Array, stored: str = "float32") -> Array:
     """Scales as near to these as 16 bits can say, float32. Integers are to be chosen for what this
-    gives, so that nothing is lost by it. Raises UnsupportedError for one that is too large."""
-    if scale.size and scale.max() > LARGEST:
+    gives, so that nothing is lost by it. Raises UnsupportedError for one that is too large.
+
+    stored: the type that a graph has them in: float16 or bfloat16, or float32, which are the
+    numbers of `runtime/short_float.py`. Where float16 has few digits left, the scale is the next
+    larger one, so that no weight is clipped.
+    """
+    half = HALVES.get(stored)
+    largest = LARGEST if half is None else float(ml_dtypes.finfo(half).max)
+    if scale.size and scale.max() > largest:
         raise UnsupportedError(
             f"quantizing with a scale of {scale.max():g} (in {name})",
-            f"scales up to {LARGEST:g}",
+            f"scales up to {largest:g}",
             "export with --quantize none, or repair the checkpoint",
         )
-    return rounded(scale)
+    if half is None:
+        return rounded(scale)
+    near = scale.astype(half)
+    short = near.astype(np.float32) < scale * ROUNDED_DOWN
+    made: Array = np.where(short, np.nextafter(near, half(np.inf)), near).astype(np.float32)
+    return made
 
 
 def _symmetric(blocks: Array) -> tuple[Array, Array]:

@@ -199,7 +199,8 @@ class _Rewriter:
         return initializers[name]
 
     def _store(self, weight: Linear, kind: Format) -> None:
-        recipe = Recipe(weight.name, weight.parts, (weight.rows, weight.columns), kind.name)
+        size = (weight.rows, weight.columns)
+        recipe = Recipe(weight.name, weight.parts, size, kind.name, self._dtype)
         for part in kind.parts:
             name, other = f"{weight.name}.{part.suffix}", part.same_bytes_as
             self.stored[name] = Stored(

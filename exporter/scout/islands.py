@@ -13,13 +13,13 @@ import numpy as np
 import onnx_ir as ir
 
 from trtllm_lite.exporter.passes.islands import REACH
-from trtllm_lite.exporter.scout.half import FLOAT, HALF, in_float32
+from trtllm_lite.exporter.rounded.graph import FLOAT, HALF, in_float32
 from trtllm_lite.exporter.scout.runs import GraphRun
 from trtllm_lite.runtime.errors import UnsupportedError
 from trtllm_lite.runtime.manifest import GraphSpec, KVSpec
 from trtllm_lite.runtime.progress import Progress
 
-MARGIN = 4
+MARGIN = 2
 """Other texts may reach so many times what these did."""
 LIMIT = float(np.finfo(np.float16).max) / MARGIN
 SHORT = 8
@@ -99,10 +99,11 @@ def overflows(
 def rounded_logits(
     graph: PhaseGraph, kv: KVSpec, folder: Path, prompts: Prompts
 ) -> list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
-    """The last token's logits of each prompt, float16 where the graph is."""
+    """Logits of each prompt [tokens, vocab], float16 where the graph is: of its first and last
+    tokens, or of the last one where the graph takes one token a row."""
     run = GraphRun(in_float32(graph.model, rounded=True), graph.spec, kv, folder)
     (output,) = graph.spec.by_role("logits")
-    return [list(run.prompt(prompt))[-1][output.name][0, 0] for prompt in prompts]
+    return [list(run.prompt(prompt))[-1][output.name][0] for prompt in prompts]
 
 
 def _shared_out(

@@ -13,11 +13,14 @@ from trtllm_lite.runtime.manifest import GraphSpec, KVSpec
 
 Array = npt.NDArray[Any]
 Results = dict[str, Array]
+EDGE = 32
+"""Of so many tokens at either end of a prompt the logits are computed."""
 
 
 class GraphRun:
     """A graph beside its weights, run as it stands: nothing is fused or taken out. Everything of
-    the table that was float16 is float32."""
+    the table that was float16 is float32. Logits are those of the first and the last tokens: of
+    what is computed for the wanted tokens alone, the largest values are at the first."""
 
     def __init__(self, model: ir.Model, spec: GraphSpec, kv: KVSpec, folder: Path) -> None:
         path = folder / f"scout-{spec.file}"
@@ -58,7 +61,7 @@ class GraphRun:
             "query_lens": np.array([count], np.int32),
             "context_lens": np.array([past + count], np.int32),
             "max_total_len": np.array([past + count], np.int32),
-            "logits_indices": np.array([[count - 1]], np.int64),
+            "logits_indices": _wanted(count),
         }
         feeds = dict(caches)
         for tensor in self._spec.inputs:
@@ -82,3 +85,9 @@ class GraphRun:
         tensors = self._spec.inputs if which == "past" else self._spec.outputs
         found = [t for t in tensors if t.role in (f"{which}_key", f"{which}_value")]
         return sorted(found, key=lambda t: (t.layer, t.role))
+
+
+def _wanted(count: int) -> Array:
+    """int64 [1, n], rising."""
+    tokens = np.arange(count, dtype=np.int64)
+    return tokens[(tokens < EDGE) | (tokens >= count - EDGE)][None]

@@ -38,9 +38,15 @@ def violations(model: ir.Model) -> tuple[Violation, ...]:
 def check_graph(path: Path) -> None:
     """Raise UnsupportedError naming the first violation in an ONNX file; its weights are not
     read."""
-    for found in violations(ir.load(path)):
+    check_model(ir.load(path), path.name)
+
+
+def check_model(model: ir.Model, name: str = "") -> None:
+    """`check_graph` of a graph whose weights need no data; `name` is its own by default."""
+    for found in violations(model):
+        where = name or str(model.graph.name)
         raise UnsupportedError(
-            f"a form that TensorRT does not compute ({path.name}, {found.rule}: {found.text})",
+            f"a form that TensorRT does not compute ({where}, {found.rule}: {found.text})",
             "models whose graphs need none",
             "export with --target cpu",
         )

@@ -13,6 +13,8 @@ from trtllm_lite.exporter.passes.edit import dims
 from trtllm_lite.exporter.passes.standard_attention import head_has_kernel
 
 QUERY, KEY, VALUE, MASK, PAST_KEY, PAST_VALUE, LENGTHS = range(7)
+# What comes out of them is what went in, in another shape.
+MOVES = frozenset({"Cast", "Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
 def _nodes(model: ir.Model) -> Iterator[ir.Node]:
@@ -23,9 +25,13 @@ def _input(node: ir.Node, index: int) -> ir.Value | None:
     return node.inputs[index] if len(node.inputs) > index else None
 
 
-def _over_cache(node: ir.Node) -> bool:
-    key = _input(node, KEY)
-    made = key.producer() if key is not None else None
+def _over_cache(node: ir.Node, index: int = KEY) -> bool:
+    """Whether an input is an updated cache, in whatever shape."""
+    value = _input(node, index)
+    made = value.producer() if value is not None else None
+    while made is not None and made.op_type in MOVES:
+        source = made.inputs[0]
+        made = source.producer() if source is not None else None
     return made is not None and made.op_type == "TensorScatter"
 
 
@@ -70,6 +76,21 @@ def _rank(model: ir.Model) -> Iterator[str]:
         ranks = [len(dims(_input(node, i)) or ()) for i in (QUERY, KEY, VALUE)]
         if ranks != [4, 4, 4]:
             yield f"{node.name} has inputs of {ranks} dimensions; all have 4"
+
+
+def _types(model: ir.Model) -> Iterator[str]:
+    """Parsed, and refused by the builder."""
+    for node in _nodes(model):
+        found = [v.dtype for i in (QUERY, KEY, VALUE) if (v := _input(node, i)) is not None]
+        if len(set(found)) != 1:
+            names = ", ".join(str(kind) for kind in found)
+            yield f"{node.name} has inputs of types {names}; all have one"
+
+
+def _pair(model: ir.Model) -> Iterator[str]:
+    for node in _nodes(model):
+        if _over_cache(node, KEY) != _over_cache(node, VALUE):
+            yield f"{node.name} has one of keys and values in the cache; it is both or none"
 
 
 def _head_size(model: ir.Model) -> Iterator[str]:
@@ -137,6 +158,8 @@ ATTENTION_RULES: Mapping[str, Callable[[ir.Model], Iterator[str]]] = {
     "attention_precision": _precision,
     "attention_scale": _scale,
     "attention_rank": _rank,
+    "attention_types": _types,
+    "attention_pair": _pair,
     "attention_head_size": _head_size,
     "attention_mask_type": _mask_type,
     "attention_causal_mask": _causal_mask,

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 import onnx_ir as ir
 
+from trtllm_lite.exporter.passes.edit import dims
+
 OPSET = 24
 # What TensorRT parses without a plugin, of what graphs of decoders are made of.
 OPERATORS = frozenset(
@@ -13,6 +15,7 @@ OPERATORS = frozenset(
             "And",
             "Attention",
             "Cast",
+            "Clip",
             "Concat",
             "CumSum",
             "DequantizeLinear",
@@ -71,6 +74,13 @@ def _operators(model: ir.Model) -> Iterator[str]:
             yield f"{node.op_type}, which is not known to be parsed"
 
 
+def _rotary(model: ir.Model) -> Iterator[str]:
+    for node in model.graph:
+        heads, size = node.attributes.get_int("num_heads", 0), dims(node.inputs[0])
+        if node.op_type == "RotaryEmbedding" and (size is None or len(size) != 4) and not heads:
+            yield f"{node.name} over {size} without its number of heads"
+
+
 def _inputs(model: ir.Model) -> Iterator[str]:
     """Engines have no tensor for an input that nothing reads, so that binding it fails."""
     for value in model.graph.inputs:
@@ -90,6 +100,7 @@ OPERATOR_RULES: Mapping[str, Callable[[ir.Model], Iterator[str]]] = {
     "function": _functions,
     "plugin": _plugins,
     "operator": _operators,
+    "rotary_heads": _rotary,
     "unused_input": _inputs,
     "logits": _logits,
 }

@@ -21,10 +21,16 @@ def _nodes(model: ir.Model) -> Iterator[ir.Node]:
 
 
 def _types(model: ir.Model) -> Iterator[str]:
-    values = [*model.graph.inputs, *model.graph.initializers.values()]
-    for value in values:
+    """Of what a graph is given, and of what its nodes make where that is known."""
+    for value in (*model.graph.inputs, *model.graph.initializers.values()):
         if value.dtype not in TYPES:
             yield f"{value.name} of type {value.dtype}"
+    for node in model.graph:
+        made = {value.dtype for value in node.outputs if value.dtype is not None}
+        if node.op_type == "Cast":
+            made = {ir.DataType(node.attributes.get_int("to"))}
+        for kind in sorted(made - TYPES):
+            yield f"{node.outputs[0].name} of type {kind}, made by {node.op_type}"
 
 
 def _zero_point(model: ir.Model) -> Iterator[str]:

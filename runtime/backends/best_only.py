@@ -2,6 +2,11 @@
 
 A row is [vocab] float32 with -inf in place of what is not known. That is what a sampler needs that
 takes the best token, or draws among fewer than are known.
+
+Between equal logits a sampler takes the lower token. The kernels of ONNX Runtime's CUDA provider do
+not: which of those that equal the last known one are known is chance, and where there is a NaN,
+nothing is said. So what is known decides only down to where the last known one is still smaller.
+Source: ONNX Runtime, `core/providers/cuda/math/topk_impl.cuh`, RadixTopK.
 """
 
 import numpy as np
@@ -25,8 +30,18 @@ class BestOnly:
         """What is not -inf in the first rows."""
 
     def is_enough(self, candidates: int) -> bool:
-        """Whether so many of the largest logits are known. 0 stands for all logits."""
-        return 0 < candidates <= self.count
+        """Whether so many of the largest logits may be decided by what is known, which `decides`
+        tells of what was computed. 0 stands for all logits."""
+        return 0 < candidates < self.count
+
+    def decides(self, memory: npt.NDArray[np.uint8], rows: int, candidates: int, of: int) -> bool:
+        """Whether the `candidates` largest logits of each of the first `rows` rows are known, of
+        `of` rows that lie in the memory."""
+        values, _ = self.places(of)
+        best = memory[values : values + rows * self.count * 4].view(np.float32)
+        best = best.reshape(rows, self.count)
+        larger = (best > best.min(axis=1, keepdims=True)).sum(axis=1)
+        return bool((larger >= candidates).all())
 
     def places(self, rows: int) -> tuple[int, int]:
         """Where the two begin, in bytes."""

@@ -2,8 +2,11 @@
 here, else ONNX Runtime on the CPU."""
 
 import logging
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
+from trtllm_lite.runtime.backends.base import Session, SessionOptions
+from trtllm_lite.runtime.backends.ort_providers import ProviderChoice
+from trtllm_lite.runtime.backends.ort_tensorrt import OrtMachinery, find_engine_provider
 from trtllm_lite.runtime.backends.tensorrt import FoundPlans, Machinery, find_plans
 from trtllm_lite.runtime.bundle import Bundle
 from trtllm_lite.runtime.engines.store import Need
@@ -14,6 +17,19 @@ BackendChoice = Literal["auto", "onnxruntime", "tensorrt"]
 """A backend by name, or the best one that the bundle and the machine allow."""
 
 _log = logging.getLogger(__name__)
+
+
+class Found(Protocol):
+    """What runs a bundle on a GPU. Whoever has it opens a session, which then owns the GPU, or
+    closes it."""
+
+    @property
+    def limits(self) -> Limits:
+        """What an engine on it may have at most."""
+
+    def open(self, options: SessionOptions) -> Session: ...
+
+    def close(self) -> None: ...
 
 
 def choose_plans(
@@ -45,7 +61,24 @@ def choose_plans(
         return None
 
 
-def plan_limits(plans: FoundPlans) -> Limits:
-    """What an engine on these plans may have at most."""
-    key = plans.stored.record.key
-    return Limits(key.max_num_seqs, key.max_model_len)
+def choose_provider(
+    bundle: Bundle,
+    wanted: ProviderChoice,
+    backend: BackendChoice,
+    chunk: int,
+    machinery: OrtMachinery | None = None,
+) -> Found | None:
+    """The provider of ONNX Runtime to run the bundle with, where one was asked for by name; else
+    None. chunk: most tokens of a step. Raises UsageError for what is no choice or not one for this
+    bundle, and what `find_engine_provider` raises."""
+    if wanted not in get_args(ProviderChoice):
+        allowed = ", ".join(get_args(ProviderChoice))
+        raise UsageError(f"provider: got {wanted!r}; allowed: {allowed}")
+    if wanted == "auto":
+        return None
+    if backend == "tensorrt":
+        raise UsageError(
+            f"provider: got {wanted!r}, which is one of ONNX Runtime's, and backend 'tensorrt'; "
+            "leave one of them out"
+        )
+    return find_engine_provider(bundle, wanted, chunk, machinery)

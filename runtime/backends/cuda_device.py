@@ -13,7 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from trtllm_lite.runtime.backends.device import DeviceError, DeviceMemoryError, HostBuffer
+from trtllm_lite.runtime.backends.cuda_errors import LOST
+from trtllm_lite.runtime.backends.device import (
+    DeviceError,
+    DeviceLostError,
+    DeviceMemoryError,
+    HostBuffer,
+)
 
 OUT_OF_MEMORY = 2
 """cudaErrorMemoryAllocation"""
@@ -43,12 +49,11 @@ class Cuda:
         self.runtime = runtime
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """The result of the call: None, a value, or several. Raises DeviceError or
-        DeviceMemoryError."""
+        """The result of the call: None, a value, or several. Raises DeviceError, DeviceMemoryError
+        or DeviceLostError."""
         code, *results = getattr(self.runtime, name)(*arguments)
         if int(code):
-            kind = DeviceMemoryError if int(code) == OUT_OF_MEMORY else DeviceError
-            raise kind(f"CUDA: {name} failed: {self._words(code)}")
+            raise _kind(int(code))(f"CUDA: {name} failed: {self._words(code)}")
         if len(results) > 1:
             return tuple(results)
         return results[0] if results else None
@@ -169,6 +174,12 @@ def open_cuda(index: int = 0) -> CudaDevice:
             "CUDA: the package cuda-bindings is not installed: pip install cuda-bindings"
         ) from error
     return CudaDevice(Cuda(runtime), index)
+
+
+def _kind(code: int) -> type[DeviceError]:
+    if code == OUT_OF_MEMORY:
+        return DeviceMemoryError
+    return DeviceLostError if code in LOST else DeviceError
 
 
 def _text(name: bytes | str) -> str:

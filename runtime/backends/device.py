@@ -21,8 +21,12 @@ setTensorAddress), and where CUDA begins every allocation."""
 
 
 class DeviceError(TrtllmLiteError):
-    """A call of the accelerator's runtime failed. After most failures of a queued operation every
-    later call fails with the same error."""
+    """A call of the accelerator's runtime failed."""
+
+
+class DeviceLostError(DeviceError):
+    """Nothing on the device can be used any more by this process: every later call fails too, and
+    what was computed lately may be wrong. So it is after most failures of a queued operation."""
 
 
 class DeviceMemoryError(DeviceError):

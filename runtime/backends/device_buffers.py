@@ -28,10 +28,15 @@ class Staging:
         self.generation = 0
 
     def grow(self, nbytes: int) -> HostBuffer:
-        """The host part, of at least as many bytes. Raises DeviceMemoryError."""
+        """The host part, of at least as many bytes. Raises DeviceMemoryError.
+
+        It doubles: whatever was recorded with an address is lost when it changes, so that has to
+        happen a few times only, however slowly the need grows.
+        """
         if self._host is None or self._host.nbytes < nbytes:
+            least = 0 if self._host is None else 2 * self._host.nbytes
             self.close()
-            size = -(-nbytes // ALIGNMENT) * ALIGNMENT
+            size = -(-max(nbytes, least) // ALIGNMENT) * ALIGNMENT
             host = self._device.allocate_host(size)
             try:
                 self.address = self._device.allocate(size)

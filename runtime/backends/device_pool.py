@@ -43,19 +43,31 @@ class DevicePool:
     """`num_slots` slots of `capacity` tokens. Everything is queued but what the host waits for.
 
     The memory begins as zeros, since what lies beyond a row's tokens has to be finite. Raises
-    UsageError when it cannot be had, IndexError for a place outside of the pool.
+    UsageError, which ends with the `remedy`, when it cannot be had, IndexError for a place outside
+    of the pool.
     """
 
-    def __init__(self, device: Device, kv: KVSpec, num_slots: int, capacity: int) -> None:
+    def __init__(
+        self,
+        device: Device,
+        kv: KVSpec,
+        num_slots: int,
+        capacity: int,
+        remedy: str = "lower max_num_seqs or max_model_len",
+    ) -> None:
         self.num_slots, self.capacity = num_slots, capacity
         self._device = device
         self._kv = kv
         self._parts = tuple(_parts(kv, num_slots, capacity))
         last = self._parts[-1]
         self.nbytes = last.offset + num_slots * last.slot
-        self._base = self._allocate()
+        self._remedy = remedy
+        self._base = self._allocate(self.nbytes)
         self._staging: HostBuffer | None = None
         self._spare: int | None = None
+        """Of one slot of the largest part, for swaps: a GPU that is full later has none left."""
+        if num_slots > 1:
+            self._spare = self._allocate(max(part.slot for part in self._parts))
         device.fill_zero(self._base, self.nbytes)
 
     def keys(self, first_slot: int) -> list[int]:
@@ -79,10 +91,8 @@ class DevicePool:
         """Exchange the first `length` tokens of two slots."""
         self._check(a, length)
         self._check(b, length)
-        if a == b or not length:
+        if a == b or not length or self._spare is None:
             return
-        if self._spare is None:
-            self._spare = self._device.allocate(max(part.slot for part in self._parts))
         for part in self._parts:
             first, second = self._address(part, a), self._address(part, b)
             self._copy(part, self._spare, part.row, first, part.row, length)
@@ -113,15 +123,15 @@ class DevicePool:
                 self._device.free(address)
         self._spare, self._staging = None, None
 
-    def _allocate(self) -> int:
+    def _allocate(self, nbytes: int) -> int:
         try:
-            return self._device.allocate(self.nbytes)
+            return self._device.allocate(nbytes)
         except DeviceMemoryError as error:
             free, total = (x / 2**30 for x in self._device.memory())
             raise UsageError(
                 f"the KV pool of {self.num_slots} slots x {self.capacity} tokens needs "
                 f"{self.nbytes / 2**30:.1f} GiB; {self._device.name} has {free:.1f} of {total:.1f} "
-                "GiB free; lower max_num_seqs, or build plans for a lower --max-model-len"
+                f"GiB free; {self._remedy}"
             ) from error
 
     def _address(self, part: _Part, slot: int, token: int = 0) -> int:

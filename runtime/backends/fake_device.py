@@ -4,7 +4,8 @@ Addresses are made up, so that a host address on the device, or the other way ro
 Queued work is done when somebody waits, not before: who reads too early, or changes a host buffer
 that is still to be copied, gets wrong numbers here as on a GPU. Memory on the device begins as NaN
 of every float type. What a GPU would answer with a crash or with silence, a range that was not
-allocated above all, raises DeviceError.
+allocated above all, raises DeviceError; where that happens in queued work, the device is lost, as a
+GPU is to the process.
 """
 
 from bisect import bisect_right
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from trtllm_lite.runtime.backends.device import (
     ALIGNMENT,
     DeviceError,
+    DeviceLostError,
     DeviceMemoryError,
     HostBuffer,
 )
@@ -58,6 +60,7 @@ class FakeDevice:
         """By the address where it begins: bytes, and whether they are on the device."""
         self._queue: list[Work] = []
         self._recording: list[Work] | None = None
+        self._lost: str | None = None
         self.recorded: list[FakeRecorded] = []
 
     @property
@@ -75,6 +78,7 @@ class FakeDevice:
 
     def use(self) -> None:
         """There is one device in every thread."""
+        self._check_lost()
 
     def allocate(self, nbytes: int) -> int:
         free = self.memory()[0]
@@ -124,11 +128,20 @@ class FakeDevice:
         return recorded
 
     def synchronize(self) -> None:
-        """What fails takes the work behind it with it, as after a sticky error."""
+        """What fails takes the work behind it with it, and all that comes later."""
+        self._check_lost()
         self._not_recording("synchronize")
         queue, self._queue = self._queue, []
-        for work in queue:
-            work()
+        try:
+            for work in queue:
+                work()
+        except Exception as error:
+            self.lose(str(error))
+            raise DeviceLostError(str(error)) from error
+
+    def lose(self, why: str) -> None:
+        """From here on nothing works any more."""
+        self._lost = why
 
     def memory(self) -> tuple[int, int]:
         used = sum(array.nbytes for array, on_device in self._ranges.values() if on_device)
@@ -140,6 +153,7 @@ class FakeDevice:
 
     def queue(self, work: Work) -> None:
         """Let `work` be done in its turn, or be recorded."""
+        self._check_lost()
         (self._queue if self._recording is None else self._recording).append(work)
 
     def bytes_at(self, address: int, nbytes: int, *, on_device: bool | None = None) -> Bytes:
@@ -162,6 +176,10 @@ class FakeDevice:
         self._next += -(-(array.nbytes + 1) // ALIGNMENT) * ALIGNMENT
         self._ranges[address] = array, on_device
         return address
+
+    def _check_lost(self) -> None:
+        if self._lost is not None:
+            raise DeviceLostError(self._lost)
 
     def _not_recording(self, what: str) -> None:
         if self._recording is not None:

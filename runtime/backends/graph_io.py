@@ -6,7 +6,10 @@ Nothing here knows which library runs the graph: a backend hands in what its lib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from trtllm_lite.runtime.backends.base import Array, Batch
+from trtllm_lite.runtime.backends.kv_pool import NUMPY_DTYPES
 from trtllm_lite.runtime.errors import BundleError
 from trtllm_lite.runtime.graph_check import check_graphs
 from trtllm_lite.runtime.manifest import GraphSpec, Manifest, Phase, Role, TensorSpec
@@ -49,6 +52,14 @@ class GraphIO:
     present_values: tuple[TensorSpec, ...]
     top: tuple[TensorSpec, ...] = ()
     """The largest logits and their tokens, where the graph gives them."""
+
+    @property
+    def cache(self) -> list[tuple[TensorSpec, TensorSpec]]:
+        """Past and present of each layer: all keys, then all values."""
+        return [
+            *zip(self.past_keys, self.present_keys, strict=True),
+            *zip(self.past_values, self.present_values, strict=True),
+        ]
 
 
 def graph_io(manifest: Manifest, phase: Phase) -> GraphIO:
@@ -111,6 +122,15 @@ def token_inputs(batch: Batch) -> dict[Role, Array]:
         "query_lens": batch.query_lens,
         "context_lens": batch.context_lens,
         "logits_indices": batch.logits_indices,
+    }
+
+
+def token_arrays(specs: Iterable[TensorSpec], batch: Batch) -> dict[str, Array]:
+    """The small inputs of a batch by name, each with the dtype of its table and in one piece."""
+    given = token_inputs(batch)
+    return {
+        spec.name: np.ascontiguousarray(given[spec.role], NUMPY_DTYPES[spec.dtype])
+        for spec in specs
     }
 
 

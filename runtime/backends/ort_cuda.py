@@ -17,6 +17,7 @@ from trtllm_lite.runtime.backends.host_device import HostDevice
 from trtllm_lite.runtime.backends.onnxruntime import import_onnxruntime
 from trtllm_lite.runtime.backends.ort_cuda_session import LoadedStep, OrtCudaSession
 from trtllm_lite.runtime.backends.ort_graphs import actual_tensors
+from trtllm_lite.runtime.backends.ort_providers import CPU, CUDA
 from trtllm_lite.runtime.backends.ort_session import one_line
 from trtllm_lite.runtime.bundle import Bundle
 from trtllm_lite.runtime.errors import BundleError, MissingExtraError, UsageError
@@ -24,7 +25,10 @@ from trtllm_lite.runtime.manifest import Phase
 
 TARGET, EXTRA = "cuda", "gpu"
 OLDEST = (1, 31)
-CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+CLASH = (
+    "onnxruntime-gpu (where onnxruntime for the CPU is, first pip uninstall -y onnxruntime "
+    "onnxruntime-gpu: they share one folder)"
+)
 SLOT_STEP = 128
 """A slot holds a multiple of so many tokens, so that every slot begins where a tensor may."""
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
@@ -38,15 +42,7 @@ def open_session(bundle: Bundle, options: SessionOptions) -> OrtCudaSession:
     cannot be loaded or does not match its table.
     """
     _check(bundle, options)
-    ort = _import_gpu()
-    try:
-        device = open_cuda()
-    except DeviceError as error:
-        raise UsageError(
-            f"target: the bundle is for 'cuda', and no GPU can be used here: {error}; run it on a "
-            "machine with an NVIDIA GPU, or export with --target cpu"
-        ) from error
-    return open_on(ort, device, bundle, options)
+    return open_on(import_gpu(), open_gpu(TARGET), bundle, options)
 
 
 def open_on_host(bundle: Bundle, options: SessionOptions) -> OrtCudaSession:
@@ -84,14 +80,27 @@ def open_on(
 
 def version() -> str:
     """Which version of ONNX Runtime would run a bundle. Raises MissingExtraError."""
-    return str(_import_gpu().__version__)
+    return str(import_gpu().__version__)
 
 
-def _import_gpu() -> Any:
+def open_gpu(target: str) -> Device:
+    """The first GPU, for a bundle of that target. Raises UsageError."""
+    try:
+        return open_cuda()
+    except DeviceError as error:
+        raise UsageError(
+            f"target: the bundle is for {target!r}, and no GPU can be used here: {error}; run it "
+            "on a machine with an NVIDIA GPU, or export with --target cpu"
+        ) from error
+
+
+def import_gpu() -> Any:
+    """onnxruntime-gpu, with the libraries of CUDA that pip has installed. Raises
+    MissingExtraError."""
     ort = import_onnxruntime(OLDEST, EXTRA)
     if CUDA not in ort.get_available_providers():
         # Both packages have the same module, and the one for the CPU hides the other.
-        raise MissingExtraError("onnxruntime-gpu (uninstall onnxruntime first)", EXTRA)
+        raise MissingExtraError(CLASH, EXTRA)
     preload_cuda_libraries(ort)
     return ort
 
@@ -125,12 +134,15 @@ def _load(
     io, spec = graph_io(manifest, "decode"), manifest.graph("decode")
     settings = ort.SessionOptions()
     settings.log_severity_level = 3
+    # Weights do not grow, so they are not in the arena, which would take twice as much for them.
+    settings.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     if options.intra_op_num_threads is not None:
         settings.intra_op_num_threads = options.intra_op_num_threads
     providers = [CPU] if proof else [(CUDA, provider_options(device.stream)), CPU]
     path = str(bundle.graph_path("decode"))
     try:
-        session = ort.InferenceSession(path, settings, providers=providers)
+        # Without fallback: ONNX Runtime would say so on stdout, and go on without the provider.
+        session = ort.InferenceSession(path, settings, providers=providers, enable_fallback=0)
     except Exception as error:
         raise BundleError(f"{io.field}.file", f"cannot be loaded: {one_line(error)}") from error
     if not proof and CUDA not in session.get_providers():
@@ -147,13 +159,18 @@ def _load(
 
 def provider_options(stream: int) -> dict[str, str]:
     """Of the CUDA provider: our stream, so that copies and kernels keep their order without a wait;
-    decode runs as CUDA graphs; sums of norms in float32; no memory taken ahead of need."""
+    decode runs as CUDA graphs; sums of norms in float32, and float32 products with all of its bits.
+
+    The arena of what runs work in doubles as it grows. One that takes what is asked for keeps a
+    piece for every run that is longer than all before: several times as much.
+    """
     return {
         "device_id": "0",
         "user_compute_stream": str(stream),
         "enable_cuda_graph": "1",
         "enable_skip_layer_norm_strict_mode": "1",
-        "arena_extend_strategy": "kSameAsRequested",
+        "use_tf32": "0",
+        "arena_extend_strategy": "kNextPowerOfTwo",
     }
 
 

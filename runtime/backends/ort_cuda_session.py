@@ -2,36 +2,36 @@
 
 Everything is bound by its address: the small inputs, which one copy takes to the device, the cache,
 as input and as output at once, and the logits, which one copy brings back: all of them, or only the
-largest where no others matter. So ONNX Runtime copies nothing by itself, and a decode run of so
+largest where those decide. So ONNX Runtime copies nothing by itself, and a decode run of so
 many rows always has the same addresses and shapes, which its CUDA graphs need. They are captured by
 ONNX Runtime, one for each `gpu_graph_id`.
 Source: ONNX Runtime, CUDA execution provider, "Using CUDA Graphs".
 """
 
+import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from trtllm_lite.runtime.backends.base import Array, Batch, KVBlock, SessionInfo, SessionOptions
+from trtllm_lite.runtime.backends.base import Array, Batch, SessionInfo, SessionOptions
+from trtllm_lite.runtime.backends.batch_pieces import Piece
 from trtllm_lite.runtime.backends.best_only import BestOnly
-from trtllm_lite.runtime.backends.contract import check_batch
-from trtllm_lite.runtime.backends.cuda_runs import Run, runs, with_spare_rows
-from trtllm_lite.runtime.backends.device import Device, DeviceError
+from trtllm_lite.runtime.backends.cuda_errors import says_lost
+from trtllm_lite.runtime.backends.cuda_runs import max_total_len, runs
+from trtllm_lite.runtime.backends.device import Device
 from trtllm_lite.runtime.backends.device_buffers import Staging, float_view, put
 from trtllm_lite.runtime.backends.device_pool import DevicePool
-from trtllm_lite.runtime.backends.graph_io import GraphIO, token_inputs
-from trtllm_lite.runtime.backends.kv_pool import NUMPY_DTYPES
-from trtllm_lite.runtime.backends.ort_session import BFLOAT16, one_line
-from trtllm_lite.runtime.backends.recorded_runs import MAX_RECORDED, rows_to_run
-from trtllm_lite.runtime.errors import EngineDeadError, RunInterruptedError, StepError
+from trtllm_lite.runtime.backends.device_session import F32, DeviceSession, is_leading
+from trtllm_lite.runtime.backends.graph_io import GraphIO, token_arrays
+from trtllm_lite.runtime.backends.ort_bound import BoundRuns, logits_bytes
+from trtllm_lite.runtime.backends.ort_session import one_line
+from trtllm_lite.runtime.backends.recorded_runs import MAX_RECORDED, bucket
 
-HOST = "cpu"
+_log = logging.getLogger(__name__)
+
 LONGEST = "max_total_len"
-FIRST_INPUT_BYTES = 64 * 1024
 NOT_CAPTURED = -1
 """The `gpu_graph_id` of a run that is not to become a CUDA graph."""
 
@@ -56,8 +56,8 @@ class _Bound:
     longest: Array
 
 
-class OrtCudaSession:
-    """A `Session` on a GPU. It owns the inference session, the pool and the device."""
+class OrtCudaSession(DeviceSession):
+    """A `Session` on a GPU. It owns the inference session too."""
 
     def __init__(
         self,
@@ -68,197 +68,104 @@ class OrtCudaSession:
         options: SessionOptions,
         info: SessionInfo,
     ) -> None:
-        self._ort = ort
-        self._step: LoadedStep | None = step
-        self._device = device
-        self._pool = pool
-        self._options = options
-        self._info = info
-        self._vocab_size = int(step.io.logits.shape[2])
-        self._inputs, self._logits, self._top = Staging(device), Staging(device), Staging(device)
+        super().__init__(device, pool, options, info, int(step.io.logits.shape[2]))
+        self._step = step
+        self._runs = BoundRuns(ort, pool, (step.provider, 0), self._check_wanted)
+        self._top = Staging(device)
         self._best = BestOnly(self._vocab_size, int(step.io.top[0].shape[2]))
-        self._inputs.grow(FIRST_INPUT_BYTES)
-        self._logits.grow(options.num_slots * self._vocab_size * 4)
         self._top.grow(self._best.nbytes(options.num_slots))
         self._leading: dict[int, _Bound] = {}
         """Bindings of decode runs from slot 0 on, by their number of rows."""
+        self._captures = step.captures
+        """Whether more runs are to become CUDA graphs."""
+        self._captured: set[int] = set()
+        """The `gpu_graph_id` of each CUDA graph that is whole."""
         self._leading_at = self._addresses
-        self._occupied: set[int] = set()
-        """Slots that may hold what is still needed."""
-        self._going: Any = None
-        """The ort.RunOptions of the prefill run that is going on."""
-
-    @property
-    def info(self) -> SessionInfo:
-        return self._info
-
-    @property
-    def pool(self) -> DevicePool:
-        """The memory that the graph is bound to."""
-        return self._pool
-
-    def run(self, batch: Batch) -> npt.NDArray[np.float32]:
-        """Logits [rows, num_logits, vocab], a view of a buffer that the next `run` overwrites.
-        Raises StepError for a batch outside the contract and for whatever the device or ONNX
-        Runtime raises, RunInterruptedError after `interrupt`."""
-        step = self._opened()
-        check_batch(batch, self._options, self._vocab_size, multi_token_decode=False)
-        parts = list(runs(batch, step.longest))
-        try:
-            if len(parts) == 1:
-                return self._run(step, parts[0])
-            shape = (*batch.logits_indices.shape, self._vocab_size)
-            result = np.empty(shape, np.float32)
-            for part in parts:
-                result[part.row : part.row + part.batch.rows] = self._run(step, part)
-            return result
-        except RunInterruptedError:
-            raise
-        except Exception as error:
-            # Nothing may stay queued that reads a buffer which the next run writes.
-            with suppress(DeviceError):
-                self._device.synchronize()
-            raise StepError(f"onnxruntime, {batch.phase}: {one_line(error)}") from error
 
     def interrupt(self) -> None:
-        # Every run has options of its own: those of one that has ended do nothing any more.
-        options = self._going
-        if options is not None:
-            options.terminate = True
+        super().interrupt()
+        self._runs.interrupt()
 
-    def move(self, source: int, target: int, length: int) -> None:
-        self._opened()
-        self._pool.move(source, target, length)
-        self._occupied.add(target)
+    def _pieces(self, batch: Batch) -> Sequence[Piece]:
+        return list(runs(batch))
 
-    def swap(self, a: int, b: int, length: int) -> None:
-        self._opened()
-        self._pool.swap(a, b, length)
-        self._occupied |= {a, b}
-
-    def read(self, slot: int, spans: Sequence[tuple[int, int]]) -> list[KVBlock]:
-        self._opened()
-        return self._pool.read(slot, spans)
-
-    def write(self, slot: int, start: int, blocks: Sequence[KVBlock]) -> None:
-        self._opened()
-        self._occupied.add(slot)
-        self._pool.write(slot, start, blocks)
-
-    def release(self, slot: int) -> None:
-        self._opened()
-        self._occupied.discard(slot)
-
-    def close(self) -> None:
-        """The inference session goes before the memory that it is bound to."""
-        if self._step is None:
-            return
+    def _drop(self) -> None:
         self._leading.clear()
-        self._step = None
-        self._device.close()
-
-    def _opened(self) -> LoadedStep:
-        if self._step is None:
-            raise EngineDeadError("the session is closed")
-        self._device.use()
-        return self._step
+        del self._step
 
     @property
     def _addresses(self) -> tuple[int, ...]:
         return tuple(x.generation for x in (self._inputs, self._logits, self._top))
 
-    def _run(self, step: LoadedStep, run: Run) -> npt.NDArray[np.float32]:
-        batch, (rows, wanted) = run.batch, run.batch.logits_indices.shape
-        is_leading = batch.phase == "decode" and batch.first_slot == 0
-        if is_leading and step.captures:
-            spare = rows_to_run(rows, self._options.num_slots, self._occupied)
-            batch = with_spare_rows(batch, spare)
-        self._occupied.update(range(batch.first_slot, batch.first_slot + rows))
-        host = self._logits.grow(batch.rows * wanted * self._vocab_size * 4)
+    def _run(self, batch: Batch) -> F32:
+        step, (rows, wanted) = self._step, batch.logits_indices.shape
+        leads = is_leading(batch)
+        if leads and step.captures:
+            batch = self._with_free_rows(batch, self._options.num_slots)
+        host = self._logits.grow(logits_bytes(batch, self._vocab_size))
         top = self._top.grow(self._best.nbytes(batch.rows * wanted))
-        at = put(self._inputs, arrays := _arrays(step.io, batch))
-        if is_leading:
-            bound = self._leading_binding(step, batch, arrays, at)
-        else:
-            bound = self._bind(step, batch, arrays, at)
-        bound.longest[0] = run.max_total_len
-        self._execute(step, bound, batch, captured=is_leading)
+        arrays = token_arrays((x for x in step.io.tokens if x.role != LONGEST), batch)
+        at = put(self._inputs, arrays)
+        bind = self._leading_binding if leads else self._bind
+        bound = bind(batch, arrays, at)
+        bound.longest[0] = max_total_len(batch, step.longest)
+        usual = bucket(batch.rows, self._options.num_slots) == batch.rows
+        self._execute(bound, batch, usual=leads and usual)
         if self._best.is_enough(batch.candidates):
-            self._top.download(self._best.nbytes(batch.rows * wanted))
+            of = batch.rows * wanted
+            self._top.download(self._best.nbytes(of))
             self._device.synchronize()
-            return self._best.logits(top.array, batch.rows, wanted)[:rows]
+            if self._best.decides(top.array, rows * wanted, batch.candidates, of):
+                return self._best.logits(top.array, batch.rows, wanted)[:rows]
         self._logits.download(rows * wanted * self._vocab_size * 4)
         self._device.synchronize()
         return float_view(host, (rows, wanted, self._vocab_size))
 
     def _leading_binding(
-        self, step: LoadedStep, batch: Batch, arrays: dict[str, Array], at: dict[str, int]
+        self, batch: Batch, arrays: dict[str, Array], at: dict[str, int]
     ) -> _Bound:
         if self._leading_at != self._addresses:
             self._leading.clear()
             self._leading_at = self._addresses
         if batch.rows not in self._leading:
-            self._leading[batch.rows] = self._bind(step, batch, arrays, at)
+            self._leading[batch.rows] = self._bind(batch, arrays, at)
         return self._leading[batch.rows]
 
-    def _bind(
-        self, step: LoadedStep, batch: Batch, arrays: dict[str, Array], at: dict[str, int]
-    ) -> _Bound:
-        """The cache has the same addresses as past and as present: it is updated where it lies."""
-        io, where = step.io, (step.provider, 0)
-        bound = _Bound(step.session.io_binding(), np.zeros(1, np.int32))
-        binding = bound.binding
-        for name, array in arrays.items():
-            binding.bind_input(name, *where, array.dtype.type, array.shape, at[name])
-        longest = bound.longest
-        place = longest.ctypes.data
-        binding.bind_input(LONGEST, HOST, 0, longest.dtype.type, longest.shape, place)
-        pasts, presents = (*io.past_keys, *io.past_values), (*io.present_keys, *io.present_values)
-        addresses = (*self._pool.keys(batch.first_slot), *self._pool.values(batch.first_slot))
-        for past, present, address in zip(pasts, presents, addresses, strict=True):
-            kind, heads, size = element_type(past.dtype), past.shape[1], past.shape[3]
-            shape = (batch.rows, heads, self._pool.capacity, size)
-            binding.bind_input(past.name, *where, kind, shape, address)
-            binding.bind_output(present.name, *where, kind, shape, address)
+    def _bind(self, batch: Batch, arrays: dict[str, Array], at: dict[str, int]) -> _Bound:
+        io, binding, longest = self._step.io, self._step.session.io_binding(), np.zeros(1, np.int32)
+        self._runs.bind(binding, io, batch, arrays, at)
+        self._runs.bind_host(binding, LONGEST, longest)
         rows, wanted = batch.logits_indices.shape
         every, few = (rows, wanted, self._vocab_size), (rows, wanted, self._best.count)
-        binding.bind_output(io.logits.name, *where, np.float32, every, self._logits.address)
+        self._runs.bind_output(binding, io.logits.name, "float32", every, self._logits.address)
         for spec, offset in zip(io.top, self._best.places(rows * wanted), strict=True):
-            kind, place = NUMPY_DTYPES[spec.dtype], self._top.address + offset
-            binding.bind_output(spec.name, *where, kind, few, place)
-        return bound
+            place = self._top.address + offset
+            self._runs.bind_output(binding, spec.name, spec.dtype, few, place)
+        return _Bound(binding, longest)
 
-    def _execute(self, step: LoadedStep, bound: _Bound, batch: Batch, *, captured: bool) -> None:
-        options = self._ort.RunOptions()
-        if step.captures:
-            captured = captured and batch.rows <= MAX_RECORDED
-            number = self._graph_id(batch.rows) if captured else NOT_CAPTURED
-            options.add_run_config_entry("gpu_graph_id", str(number))
-        self._going = options if batch.phase == "prefill" else None
+    def _execute(self, bound: _Bound, batch: Batch, *, usual: bool) -> None:
+        """The first run of a `gpu_graph_id` is captured. Where it fails, ONNX Runtime keeps what it
+        had captured by then, takes it for the whole run and launches it from then on, without an
+        error. So that number is not used again, and nothing more is captured."""
+        number = self._graph_id(batch.rows) if usual else NOT_CAPTURED
         try:
-            step.session.run_with_iobinding(bound.binding, options)
-        except Exception:
-            if options.terminate:
-                raise RunInterruptedError("a prefill run was interrupted") from None
-            raise
-        finally:
-            self._going = None
+            self._launch(bound, batch, number)
+        except Exception as error:
+            alone = number == NOT_CAPTURED or number in self._captured
+            if alone or says_lost(str(error)):
+                raise
+            self._captures = False
+            _log.warning("decode runs without CUDA graphs: %s", one_line(error))
+            self._launch(bound, batch, NOT_CAPTURED)
+        else:
+            self._captured.add(number)
+
+    def _launch(self, bound: _Bound, batch: Batch, number: int) -> None:
+        entries = {"gpu_graph_id": str(number)} if self._step.provider == "cuda" else {}
+        self._runs.run(self._step.session, bound.binding, batch, entries)
 
     def _graph_id(self, rows: int) -> int:
         """Another one when an address has changed: a captured graph keeps those that it had."""
-        return sum(self._addresses) * (MAX_RECORDED + 1) + rows
-
-
-def _arrays(io: GraphIO, batch: Batch) -> dict[str, Array]:
-    """The small inputs that go to the device, by name."""
-    given = token_inputs(batch)
-    return {
-        spec.name: np.ascontiguousarray(given[spec.role], NUMPY_DTYPES[spec.dtype])
-        for spec in io.tokens
-        if spec.role != LONGEST
-    }
-
-
-def element_type(dtype: str) -> Any:
-    """As IO bindings take it: a numpy type, or the number that ONNX has for it."""
-    return BFLOAT16 if dtype == "bfloat16" else NUMPY_DTYPES[dtype]
+        number = sum(self._addresses) * (MAX_RECORDED + 1) + rows
+        known = number in self._captured
+        return number if known or (self._captures and rows <= MAX_RECORDED) else NOT_CAPTURED

@@ -2,9 +2,15 @@
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Set
+from collections.abc import Set
+from typing import Protocol
 
-from trtllm_lite.runtime.backends.device import Device, DeviceError, Recorded
+from trtllm_lite.runtime.backends.device import (
+    Device,
+    DeviceError,
+    DeviceLostError,
+    Recorded,
+)
 from trtllm_lite.runtime.errors import StepError
 
 EXACT_ROWS = 8
@@ -29,18 +35,26 @@ def rows_to_run(rows: int, most: int, occupied: Set[int]) -> int:
     return rows if any(slot in occupied for slot in range(rows, filled)) else filled
 
 
+class Recordable(Protocol):
+    """A run that was set up, and run once."""
+
+    def record(self, device: Device) -> Recorded:
+        """Raises StepError, DeviceError."""
+
+
 class RecordedRuns:
     """The recorded runs of a session by their number of rows.
 
     A recording holds addresses and shapes, so `clear` has to be called before any of the memory
-    changes. TensorRT's advice is followed (developer guide, "CUDA Graphs"): a context runs once
-    with its shapes before they are recorded.
+    changes. It is kept together with what it was recorded from, which nobody may change or drop as
+    long as it is launched.
     """
 
     def __init__(self, device: Device, *, wanted: bool = True) -> None:
         self._device = device
-        self._runs: OrderedDict[int, Recorded] = OrderedDict()
-        self._works = wanted
+        self._runs: OrderedDict[int, tuple[Recorded, Recordable]] = OrderedDict()
+        self.works = wanted
+        """Whether `record` is worth a try."""
 
     def has(self, rows: int) -> bool:
         """Whether `launch` would do."""
@@ -48,29 +62,34 @@ class RecordedRuns:
 
     def launch(self, rows: int) -> bool:
         """Queue the recorded run. False where there is none."""
-        run = self._runs.get(rows)
-        if run is None:
+        if rows not in self._runs:
             return False
         self._runs.move_to_end(rows)
-        run.launch()
+        self._runs[rows][0].launch()
         return True
 
-    def record(self, rows: int, queue_work: Callable[[], None]) -> None:
+    def record(self, rows: int, work: Recordable) -> None:
         """Record what was just run once. Where that is not possible, never try it again, and say
         so: everything else goes on."""
-        if not self._works:
+        if not self.works:
             return
         try:
-            run = self._device.record(queue_work)
+            run = work.record(self._device)
+        except DeviceLostError:
+            raise
         except (DeviceError, StepError) as error:
-            self._works = False
-            _log.warning("decode runs without CUDA graphs: %s", error)
+            self.give_up(error)
             return
         if len(self._runs) >= MAX_RECORDED:
-            self._runs.popitem(last=False)[1].close()
-        self._runs[rows] = run
+            self._runs.popitem(last=False)[1][0].close()
+        self._runs[rows] = run, work
+
+    def give_up(self, error: Exception) -> None:
+        """Record nothing any more; what is recorded goes on."""
+        self.works = False
+        _log.warning("decode runs without CUDA graphs: %s", error)
 
     def clear(self) -> None:
         """Forget all of them."""
         while self._runs:
-            self._runs.popitem()[1].close()
+            self._runs.popitem()[1][0].close()

@@ -24,8 +24,10 @@ from trtllm_lite.runtime.engines.trt_module import (
     installed_tensorrt,
 )
 from trtllm_lite.runtime.errors import BundleError, UsageError
+from trtllm_lite.runtime.manifest import Limits
 
 TARGET = "tensorrt"
+REMEDY = "lower max_num_seqs, or build plans for a lower --max-model-len"
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,12 @@ class FoundPlans:
     def close(self) -> None:
         self.device.close()
 
+    @property
+    def limits(self) -> Limits:
+        """What an engine on these plans may have at most."""
+        key = self.stored.record.key
+        return Limits(key.max_num_seqs, key.max_model_len)
+
     def _check(self, options: SessionOptions) -> None:
         key = self.stored.record.key
         if options.num_slots > key.max_num_seqs:
@@ -79,7 +87,7 @@ class FoundPlans:
         manifest, capacity = self.bundle.manifest, self.stored.record.key.capacity
         self.device.use()
         plans = self._load(options, logger)
-        pool = DevicePool(self.device, manifest.kv, options.num_slots, capacity)
+        pool = DevicePool(self.device, manifest.kv, options.num_slots, capacity, REMEDY)
         info = SessionInfo(
             "tensorrt",
             self.device.name,
@@ -101,10 +109,9 @@ class FoundPlans:
                     self.trt.module,
                     logger.for_tensorrt,
                     self.device,
-                    manifest,
-                    self.stored.record.key.capacity,
+                    self.bundle,
+                    self.stored,
                     graphs_to_open(manifest, options.phases),
-                    self.stored.plan_bytes,
                 )
             except BundleError as error:
                 if not heard.errors:

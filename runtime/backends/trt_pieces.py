@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trtllm_lite.runtime.backends.base import Batch
+from trtllm_lite.runtime.backends.batch_pieces import Piece, some_rows
 from trtllm_lite.runtime.backends.phases import graph_for
 from trtllm_lite.runtime.errors import StepError
 from trtllm_lite.runtime.manifest import Phase
@@ -26,17 +27,6 @@ class RunLimits:
     rows: Bounds
     seq: Bounds
     num_logits: Bounds
-
-
-@dataclass(frozen=True, eq=False)
-class Piece:
-    """One run. Its logits [rows, k] are those of the rows from `row` on of the whole batch. Where a
-    row is run in parts, `columns` says which of the row's logits they are: `picks` of the run's."""
-
-    batch: Batch
-    row: int
-    columns: tuple[int, ...] | None = None
-    picks: tuple[int, ...] = ()
 
 
 def pieces(batch: Batch, limits: Mapping[Phase, RunLimits]) -> list[Piece]:
@@ -79,26 +69,12 @@ def _rows(batch: Batch, row: int, limits: Mapping[Phase, RunLimits]) -> Iterator
         yield from _tokens(batch, row, limits)
         return
     for start in range(0, batch.rows, step):
-        yield from _rows(_some_rows(batch, start, start + step), row + start, limits)
+        yield from _rows(some_rows(batch, start, start + step), row + start, limits)
 
 
 def _fits(batch: Batch, limit: RunLimits) -> bool:
     seq, wanted = int(batch.token_ids.shape[1]), int(batch.logits_indices.shape[1])
     return seq <= limit.seq.most and wanted <= limit.num_logits.most
-
-
-def _some_rows(batch: Batch, start: int, stop: int) -> Batch:
-    """Without the padding that only other rows needed."""
-    query = batch.query_lens[start:stop]
-    return replace(
-        batch,
-        first_slot=batch.first_slot + start,
-        token_ids=batch.token_ids[start:stop, : int(query.max())],
-        past_lens=batch.past_lens[start:stop],
-        query_lens=query,
-        context_lens=batch.context_lens[start:stop],
-        logits_indices=batch.logits_indices[start:stop],
-    )
 
 
 def _tokens(batch: Batch, row: int, limits: Mapping[Phase, RunLimits]) -> Iterator[Piece]:

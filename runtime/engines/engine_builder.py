@@ -14,51 +14,43 @@ from pathlib import Path
 
 from trtllm_lite import __version__
 from trtllm_lite.runtime.bundle import Bundle
-from trtllm_lite.runtime.engines.attention_patch import AttentionForm
-from trtllm_lite.runtime.engines.memory import Ledger, ledger_after, ledger_before
+from trtllm_lite.runtime.engines.engine_key import (
+    BuildOptions,
+    engine_key,
+    planned_ledger,
+    weights_to_share,
+)
+from trtllm_lite.runtime.engines.memory import Ledger, ledger_after
 from trtllm_lite.runtime.engines.plan_builder import BuiltPlan, PlanRequest, build_plan
-from trtllm_lite.runtime.engines.profiles import EngineLimits, profiles
 from trtllm_lite.runtime.engines.record import (
     ENGINES_FOLDER,
+    EXACT,
+    MASKS,
     RECORD_NAME,
+    USER_ALLOCATION,
     EngineKey,
     EngineRecord,
-    GraphKey,
     PlanRecord,
-    Profile,
+    SharedWeight,
     render_record,
 )
 from trtllm_lite.runtime.engines.store import StoredEngine, read_engine
 from trtllm_lite.runtime.engines.timing_cache import TimingCacheFile
 from trtllm_lite.runtime.engines.trt_module import TensorRT
-from trtllm_lite.runtime.errors import BundleError, TrtllmLiteError, UsageError
+from trtllm_lite.runtime.errors import BundleError, TrtllmLiteError
 from trtllm_lite.runtime.file_lock import locked
 from trtllm_lite.runtime.manifest import FileEntry, Phase
 from trtllm_lite.runtime.progress import Progress
 
-TARGET = "tensorrt"
-MASKS, EXACT = "attention_masks", "no_tf32"
-"""Flags of a key."""
 LOCK_NAME = ".lock"
 LOCK_TIMEOUT_S = 3600.0
+PRODUCER = f"trtllm-lite {__version__}"
+MORE_THAN_ONCE = 1.25
+"""Times the weights of the graph. What a plan has besides them is far less."""
 _PARTIAL = ".partial-"
 
 PlanBuilder = Callable[[TensorRT, PlanRequest, Progress], BuiltPlan]
 """As `build_plan`."""
-
-
-@dataclass(frozen=True)
-class BuildOptions:
-    """What to build for. gpus: names such as "sm89"; driver: of the GPU of this machine where it
-    takes part, else None. force: build again what is there. form: None is "lengths" where TensorRT
-    has them."""
-
-    gpus: tuple[str, ...]
-    limits: EngineLimits
-    driver: str | None = None
-    timing_cache: Path | None = None
-    force: bool = False
-    form: AttentionForm | None = None
 
 
 @dataclass(frozen=True)
@@ -68,70 +60,6 @@ class BuildReport:
     engine: StoredEngine
     ledger: Ledger
     made: bool
-
-
-def check_target(bundle: Bundle) -> None:
-    """Raises UsageError for a bundle that no plans can be built from."""
-    if bundle.manifest.target != TARGET:
-        raise UsageError(
-            f"{bundle.folder} was exported for the target {bundle.manifest.target!r}, plans need "
-            f"{TARGET!r}: trtllm-lite export MODEL --target {TARGET} -o DIR"
-        )
-
-
-def engine_key(bundle: Bundle, options: BuildOptions, trt: TensorRT) -> EngineKey:
-    """Everything that the plans will depend on. Raises UsageError for a bundle of another target
-    and for what this TensorRT cannot do."""
-    check_target(bundle)
-    manifest = bundle.manifest
-    files = {entry.path: entry for entry in manifest.files}
-    limits = options.limits
-    return EngineKey(
-        flavour=trt.flavour,
-        version=trt.version,
-        gpus=options.gpus,
-        driver=options.driver,
-        max_num_seqs=limits.max_num_seqs,
-        max_model_len=limits.max_model_len,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        capacity=limits.capacity,
-        weights=files[manifest.weights],
-        graphs=tuple(
-            GraphKey(graph.phase, files[graph.file], profiles(graph, limits))
-            for graph in manifest.graphs
-        ),
-        flags=_flags(bundle, options, trt),
-    )
-
-
-def _flags(bundle: Bundle, options: BuildOptions, trt: TensorRT) -> tuple[str, ...]:
-    if options.timing_cache is not None and trt.flavour == "tensorrt_rtx":
-        raise UsageError(
-            f"--timing-cache: {trt.words} times no kernels when it builds, so it keeps no timings; "
-            "leave it out"
-        )
-    form = options.form or ("lengths" if trt.has_row_lengths else "mask")
-    if form == "lengths" and not trt.has_row_lengths:
-        raise UsageError(
-            f"--attention lengths: {trt.words} has none; leave it out, or install TensorRT 11"
-        )
-    exact = bundle.manifest.dtype == "float32"
-    return (*([MASKS] if form == "mask" else []), *([EXACT] if exact else []))
-
-
-def planned_ledger(bundle: Bundle, key: EngineKey, limits: EngineLimits) -> Ledger:
-    """The memory of plans that are not built yet."""
-    return ledger_before(bundle, limits, {g.phase: _largest(g.profiles) for g in key.graphs})
-
-
-def _largest(ladder: tuple[Profile, ...]) -> int:
-    """The most logits of a run: rows times logits a row, in the largest of the boxes."""
-
-    def most(profile: Profile, name: str) -> int:
-        found = profile.range_of(name)
-        return 1 if found is None else found.max
-
-    return max(most(p, "batch") * most(p, "num_logits") for p in ladder)
 
 
 def build_engines(
@@ -151,15 +79,23 @@ def build_engines(
         stored = None if options.force else _stored(bundle, key, progress)
         made = stored is None
         if stored is None:
+            weights = weights_to_share(bundle, key)
             with _workspace(folder, key.fingerprint) as partial:
                 plans = []
-                for request in _requests(bundle, key, options):
+                for request in _requests(bundle, key, options, weights):
                     progress.step(f"build the {request.graph.phase} plan")
-                    built = build(trt, request, progress)
-                    plans.append(_write_plan(partial, request.graph.phase, built))
-                _write_record(partial, key, tuple(plans))
+                    # A plan is as large as its weights: no name keeps it while the next is built.
+                    phase = request.graph.phase
+                    plans.append(_write_plan(partial, phase, build(trt, request, progress)))
+                _write_record(partial, EngineRecord(key, tuple(plans), PRODUCER, weights))
             stored = read_engine(bundle.folder, key.fingerprint)
-    return BuildReport(stored, ledger_after(planned, stored.record.plans), made)
+    ledger = ledger_after(planned, stored.record.plans)
+    if key.is_single and ledger.weights > MORE_THAN_ONCE * planned.weights:
+        progress.note(
+            f"the plan holds {ledger.weights / planned.weights:.1f} times the weights of its "
+            "graph: this TensorRT keeps them in another order for some of the sizes"
+        )
+    return BuildReport(stored, ledger, made)
 
 
 def _make_folder(folder: Path) -> None:
@@ -203,7 +139,9 @@ def _workspace(folder: Path, fingerprint: str) -> Iterator[Path]:
             shutil.rmtree(stale, ignore_errors=True)
 
 
-def _requests(bundle: Bundle, key: EngineKey, options: BuildOptions) -> Iterator[PlanRequest]:
+def _requests(
+    bundle: Bundle, key: EngineKey, options: BuildOptions, weights: tuple[SharedWeight, ...]
+) -> Iterator[PlanRequest]:
     timing = None if options.timing_cache is None else TimingCacheFile(options.timing_cache)
     for graph in key.graphs:
         yield PlanRequest(
@@ -215,11 +153,12 @@ def _requests(bundle: Bundle, key: EngineKey, options: BuildOptions) -> Iterator
             exact=EXACT in key.flags,
             form="mask" if MASKS in key.flags else "lengths",
             timing=timing,
+            user_allocation=USER_ALLOCATION in key.flags,
+            weights=weights,
         )
 
 
-def _write_record(folder: Path, key: EngineKey, plans: tuple[PlanRecord, ...]) -> None:
-    record = EngineRecord(key, plans, f"trtllm-lite {__version__}")
+def _write_record(folder: Path, record: EngineRecord) -> None:
     _write(folder / RECORD_NAME, render_record(record))
 
 

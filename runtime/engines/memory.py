@@ -4,13 +4,13 @@ All sizes in bytes.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from trtllm_lite.runtime.bundle import Bundle
 from trtllm_lite.runtime.engines.profiles import EngineLimits
-from trtllm_lite.runtime.engines.record import PlanRecord
+from trtllm_lite.runtime.engines.record import PlanRecord, SharedWeight
 from trtllm_lite.runtime.manifest import DTYPE_BYTES, GraphSpec, Phase
 from trtllm_lite.runtime.onnx_wire import external_data
 
@@ -39,9 +39,9 @@ class KVMemory:
 class PhaseMemory:
     """What one plan needs.
 
-    file_weights: of the weights that the graph names, exact. logits: of the largest logits of a
-    run, exact. weights, scratch, activation: as the builder reported them; None before a build, or
-    where it did not say. Scratch is a part of activation.
+    file_weights: of the weights that the graph names and the plan holds, exact. logits: of the
+    largest logits of a run, exact. weights, scratch, activation: as the builder reported them; None
+    before a build, or where it did not say. Scratch is a part of activation.
     """
 
     phase: Phase
@@ -54,15 +54,18 @@ class PhaseMemory:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The device memory of a set of plans with its KV cache."""
+    """The device memory of a set of plans with its KV cache. shared_weights: what all plans read
+    in one place, exact."""
 
     phases: tuple[PhaseMemory, ...]
     kv: KVMemory
+    shared_weights: int = 0
 
     @property
     def weights(self) -> int:
-        """Each plan has a copy of its own."""
-        return sum(p.file_weights if p.weights is None else p.weights for p in self.phases)
+        """What is shared once, and what each plan has a copy of its own of."""
+        own = sum(p.file_weights if p.weights is None else p.weights for p in self.phases)
+        return self.shared_weights + own
 
     @property
     def activation(self) -> int | None:
@@ -77,19 +80,26 @@ class Ledger:
         return self.weights + self.kv.total + logits + (self.activation or 0)
 
 
-def ledger_before(bundle: Bundle, limits: EngineLimits, largest: dict[Phase, int]) -> Ledger:
-    """What is known without a build. `largest`: the most logits, over all rows, of a run."""
+def ledger_before(
+    bundle: Bundle,
+    limits: EngineLimits,
+    largest: dict[Phase, int],
+    shared: Collection[SharedWeight] = (),
+) -> Ledger:
+    """What is known without a build. `largest`: of each plan, the most logits, over all rows, of a
+    run. `shared`: the weights that plans do not hold."""
     manifest = bundle.manifest
+    apart = {(w.offset, w.length) for w in shared}
     phases = tuple(
         PhaseMemory(
-            graph.phase,
-            weights_of(bundle, graph),
-            largest[graph.phase] * manifest.model.vocab_size * DTYPE_BYTES["float32"],
+            phase,
+            weights_of(bundle, manifest.graph(phase), apart),
+            most * manifest.model.vocab_size * DTYPE_BYTES["float32"],
         )
-        for graph in manifest.graphs
+        for phase, most in largest.items()
     )
     kv = KVMemory(manifest.kv.bytes_per_token, limits.max_num_seqs, limits.capacity)
-    return Ledger(phases, kv)
+    return Ledger(phases, kv, sum(length for _, length in apart))
 
 
 def ledger_after(before: Ledger, plans: Iterable[PlanRecord]) -> Ledger:
@@ -106,14 +116,15 @@ def ledger_after(before: Ledger, plans: Iterable[PlanRecord]) -> Ledger:
         )
         for p in before.phases
     )
-    return Ledger(phases, before.kv)
+    return Ledger(phases, before.kv, before.shared_weights)
 
 
-def weights_of(bundle: Bundle, graph: GraphSpec) -> int:
-    """Bytes of the weights that a graph names in other files, each once."""
+def weights_of(bundle: Bundle, graph: GraphSpec, apart: Collection[tuple[int, int]] = ()) -> int:
+    """Bytes of the weights that a graph names in other files, each once. `apart`: offset and length
+    of those that do not count."""
     data = (bundle.folder / graph.file).read_bytes()
     places = {(x.location, x.offset, x.length) for x in external_data(data)}
-    return sum(length for _, _, length in places)
+    return sum(length for _, offset, length in places if (offset, length) not in apart)
 
 
 def reported(lines: Iterable[str], what: What) -> int | None:

@@ -50,30 +50,31 @@ def attention_nodes(data: bytes) -> tuple[AttentionNode, ...]:
     reader = Reader(data)
     return tuple(
         _attention(reader, node)
-        for graph in _children(reader, 0, len(data), _GRAPH)
-        for node in _children(reader, graph.start, graph.stop, _NODE)
-        if _text(reader, node, _OP_TYPE) == "Attention"
+        for graph in children(reader, 0, len(data), _GRAPH)
+        for node in children(reader, graph.start, graph.stop, _NODE)
+        if text(reader, node, _OP_TYPE) == "Attention"
     )
 
 
 def _attention(reader: Reader, node: Field) -> AttentionNode:
-    inputs = [reader.text(f) for f in _children(reader, node.start, node.stop, _INPUT)]
+    inputs = [reader.text(f) for f in children(reader, node.start, node.stop, _INPUT)]
     causal = 0
-    for attribute in _children(reader, node.start, node.stop, _ATTRIBUTE):
-        if _text(reader, attribute, _ATTRIBUTE_NAME) == "is_causal":
+    for attribute in children(reader, node.start, node.stop, _ATTRIBUTE):
+        if text(reader, attribute, _ATTRIBUTE_NAME) == "is_causal":
             values = reader.fields(attribute.start, attribute.stop)
             causal = next((f.value or 0 for f in values if f.number == _ATTRIBUTE_INT), 0)
     lengths = inputs[_LENGTHS_INPUT] if len(inputs) > _LENGTHS_INPUT else ""
-    return AttentionNode(_text(reader, node, _OUTPUT), lengths or None, causal != 0)
+    return AttentionNode(text(reader, node, _OUTPUT), lengths or None, causal != 0)
 
 
-def _children(reader: Reader, start: int, stop: int, number: int) -> Iterator[Field]:
+def children(reader: Reader, start: int, stop: int, number: int) -> Iterator[Field]:
+    """The messages and texts of that number in data[start:stop]."""
     return (f for f in reader.fields(start, stop) if f.number == number and f.value is None)
 
 
-def _text(reader: Reader, message: Field, number: int) -> str:
+def text(reader: Reader, message: Field, number: int) -> str:
     """The first text of that number in a message."""
-    found = next(_children(reader, message.start, message.stop, number), None)
+    found = next(children(reader, message.start, message.stop, number), None)
     return "" if found is None else reader.text(found)
 
 
@@ -83,17 +84,14 @@ def _rewritten(
     """The message in data[start:stop] with its dimensions fixed, and how many there were."""
     if kind == "Dimension":
         return _dimension(reader, data, start, stop, name, size)
-    children, pieces, count, at = _TO_DIMENSION[kind], [], 0, start
+    inner, pieces, count, at = _TO_DIMENSION[kind], [], 0, start
     for field in reader.fields(start, stop):
-        if field.number not in children or field.value is not None:
+        if field.number not in inner or field.value is not None:
             continue
-        child = children[field.number]
+        child = inner[field.number]
         body, changed = _rewritten(reader, data, child, field.start, field.stop, name, size)
         if changed:
-            head = _head(field.number, field.stop - field.start)
-            if data[field.start - len(head) : field.start] != head:
-                raise WireError(f"field {field.number} of {kind} is not in its shortest form")
-            pieces += [data[at : field.start - len(head)], _head(field.number, len(body)), body]
+            pieces += [data[at : before(data, field)], head(field.number, len(body)), body]
             count, at = count + changed, field.stop
     return b"".join([*pieces, data[at:stop]]), count
 
@@ -103,15 +101,27 @@ def _dimension(
 ) -> tuple[bytes, int]:
     for field in reader.fields(start, stop):
         if field.number == _DIM_PARAM and field.value is None and reader.text(field) == name:
-            return _varint(_DIM_VALUE << 3) + _varint(size), 1
+            return varint(_DIM_VALUE << 3) + varint(size), 1
     return data[start:stop], 0
 
 
-def _head(number: int, length: int) -> bytes:
-    return _varint(number << 3 | _BYTES) + _varint(length)
+def head(number: int, length: int) -> bytes:
+    """What stands before `length` bytes of the field `number`."""
+    return varint(number << 3 | _BYTES) + varint(length)
 
 
-def _varint(value: int) -> bytes:
+def before(data: bytes, field: Field) -> int:
+    """Where the field begins, what says its number and length included. Raises WireError where
+    that is not in its shortest form."""
+    expected = head(field.number, field.stop - field.start)
+    start = field.start - len(expected)
+    if data[start : field.start] != expected:
+        raise WireError(f"field {field.number} is not in its shortest form")
+    return start
+
+
+def varint(value: int) -> bytes:
+    """A number that is not negative, in its shortest form."""
     made = bytearray()
     while value > 0x7F:
         made.append(value & 0x7F | 0x80)

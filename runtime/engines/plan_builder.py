@@ -19,11 +19,12 @@ from trtllm_lite.runtime.engines.memory import reported
 from trtllm_lite.runtime.engines.monitor import watched
 from trtllm_lite.runtime.engines.onnx_edit import attention_nodes, with_fixed_dim
 from trtllm_lite.runtime.engines.profiles import capacity_dim
-from trtllm_lite.runtime.engines.record import Profile, shape_at
+from trtllm_lite.runtime.engines.record import Profile, SharedWeight, shape_at
 from trtllm_lite.runtime.engines.timing_cache import TimingCacheFile
 from trtllm_lite.runtime.engines.trt_api import Builder, Config, Network, Parser, Tensor
 from trtllm_lite.runtime.engines.trt_log import Messages, shared_logger
 from trtllm_lite.runtime.engines.trt_module import TensorRT
+from trtllm_lite.runtime.engines.weight_inputs import with_weights_as_inputs
 from trtllm_lite.runtime.manifest import GraphSpec, TensorSpec
 from trtllm_lite.runtime.progress import Progress
 from trtllm_lite.runtime.protobuf import WireError
@@ -38,8 +39,12 @@ DTYPES = {
     "int8": "INT8",
     "int32": "INT32",
     "int64": "INT64",
+    "float8e4m3fn": "FP8",
 }
 """Names of TensorRT's DataType."""
+
+Described = tuple[str, tuple[int, ...]]
+"""Name of the type, and shape; -1 is a size that is not fixed."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,9 @@ class PlanRequest:
     """What to build: the ONNX file of `graph` at `path`, its weights beside it.
 
     gpus: among `TensorRT.nameable_gpus`, or the one of this machine. exact: the factors of float32
-    products are not rounded to TF32.
+    products are not rounded to TF32. user_allocation: memory of a run is the caller's alone, as
+    recorded runs need it in TensorRT-RTX. weights: what becomes an input of the plan, where the
+    graph has it.
     """
 
     graph: GraphSpec
@@ -58,6 +65,8 @@ class PlanRequest:
     exact: bool
     form: AttentionForm
     timing: TimingCacheFile | None = None
+    user_allocation: bool = False
+    weights: tuple[SharedWeight, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -116,21 +125,24 @@ def _build(
 def parse_graph(trt: TensorRT, request: PlanRequest, *, decomposable: bool = False) -> ParsedGraph:
     """The network that a plan is built from: parsed, held against the table of the graph, its
     attentions put right. Raises BuildError."""
-    model = _with_capacity(request)
+    model = _edited(request)
     logger = shared_logger(trt.module).for_tensorrt
     builder: Builder = trt.module.Builder(logger)
     network = builder.create_network(trt.network_flags)
     parser: Parser = trt.module.OnnxParser(network, logger)
     _parse(parser, model, request)
-    check_network(network, request.graph, request.capacity)
+    check_network(network, request.graph, request.capacity, request.weights)
     patch = AttentionPatch(trt, network, request.capacity, request.form, decomposable=decomposable)
     return ParsedGraph(builder, parser, network, patch, patch.apply(attention_nodes(model)))
 
 
-def _with_capacity(request: PlanRequest) -> bytes:
+def _edited(request: PlanRequest) -> bytes:
+    """The graph's bytes with its capacity fixed and shared weights as inputs."""
     data, dim = request.path.read_bytes(), capacity_dim(request.graph)
     try:
-        return data if dim is None else with_fixed_dim(data, dim, request.capacity)
+        if dim is not None:
+            data = with_fixed_dim(data, dim, request.capacity)
+        return with_weights_as_inputs(data, request.weights) if request.weights else data
     except WireError as error:
         raise BuildError(f"{request.graph.file}: {error}") from None
 
@@ -143,14 +155,23 @@ def _parse(parser: Parser, model: bytes, request: PlanRequest) -> None:
     raise BuildError(f"TensorRT does not parse {request.graph.file}: {text}")
 
 
-def check_network(network: Network, graph: GraphSpec, capacity: int) -> None:
-    """Raise BuildError unless the network has the inputs and outputs of the table, each input read
-    by some layer: an input that nothing reads is one whose meaning was lost."""
+def check_network(
+    network: Network,
+    graph: GraphSpec,
+    capacity: int,
+    weights: Sequence[SharedWeight] = (),
+) -> None:
+    """Raise BuildError unless the network has the inputs and outputs of the table, and no others
+    but `weights`, each input read by some layer: an input that nothing reads is one whose meaning
+    was lost."""
     sizes = _sizes(graph, capacity)
     inputs = [network.get_input(i) for i in range(network.num_inputs)]
     outputs = [network.get_output(i) for i in range(network.num_outputs)]
-    _compare(graph, graph.inputs, inputs, sizes)
-    _compare(graph, graph.outputs, outputs, sizes)
+    names = {tensor.name for tensor in inputs}
+    wanted = _described(graph.inputs, sizes)
+    wanted |= {w.name: (DTYPES[w.dtype], w.shape) for w in weights if w.name in names}
+    _compare(graph, wanted, inputs)
+    _compare(graph, _described(graph.outputs, sizes), outputs)
     layers = [network.get_layer(i) for i in range(network.num_layers)]
     read = {
         tensor.name
@@ -171,13 +192,11 @@ def _sizes(graph: GraphSpec, capacity: int) -> dict[str, int]:
     return {name: capacity if name == capacity_dim(graph) else -1 for name in names}
 
 
-def _compare(
-    graph: GraphSpec,
-    table: Sequence[TensorSpec],
-    tensors: Sequence[Tensor],
-    sizes: Mapping[str, int],
-) -> None:
-    wanted = {t.name: (DTYPES[t.dtype], shape_at(t, sizes)) for t in table}
+def _described(table: Sequence[TensorSpec], sizes: Mapping[str, int]) -> dict[str, Described]:
+    return {t.name: (DTYPES[t.dtype], shape_at(t, sizes)) for t in table}
+
+
+def _compare(graph: GraphSpec, wanted: Mapping[str, Described], tensors: Sequence[Tensor]) -> None:
     found = {t.name: (t.dtype.name, tuple(t.shape)) for t in tensors}
     if wanted.keys() != found.keys():
         odd = ", ".join(sorted(wanted.keys() ^ found.keys()))
@@ -195,8 +214,11 @@ def _compare(
 
 def _config(trt: TensorRT, builder: Builder, request: PlanRequest) -> Config:
     config = builder.create_builder_config()
+    flags = trt.module.BuilderFlag
     if request.exact:
-        config.clear_flag(trt.module.BuilderFlag.TF32)
+        config.clear_flag(flags.TF32)
+    if request.user_allocation:
+        config.set_flag(flags.REQUIRE_USER_ALLOCATION)
     if trt.nameable_gpus:
         config.num_compute_capabilities = len(request.gpus)
         for i, gpu in enumerate(request.gpus):

@@ -1,4 +1,4 @@
-"""Which sizes a plan is built for: its optimization profile, from the contract table of a graph.
+"""Which sizes a plan is built for: its optimization profiles, from the contract table of a graph.
 
 Everything is derived from names of dimensions in the table and three limits. A profile is a box of
 sizes, and memory is taken for its far corner: where a row has several tokens, few rows run at once,
@@ -71,15 +71,46 @@ def capacity_dim(graph: GraphSpec) -> str | None:
 
 
 def profiles(graph: GraphSpec, limits: EngineLimits) -> tuple[Profile, ...]:
-    """The profiles of one graph: one, with a range for each dimension that the graph does not fix,
-    under the name that it has there."""
-    rows, tokens, wanted = limits.max_num_seqs, 1, 1
-    opt_rows = rows
-    if graph.is_multi_token:
-        rows, opt_rows = min(rows, CHUNK_ROWS), 1
-        tokens, wanted = limits.max_chunk, min(limits.max_chunk, CHUNK_LOGITS)
+    """The profiles of a graph that has a plan of its own: one, with a range for each dimension that
+    the graph does not fix, under the name that it has there."""
+    return (_chunks(graph, limits) if graph.is_multi_token else _steps(graph, limits),)
+
+
+def profiles_of_single(graph: GraphSpec, limits: EngineLimits) -> tuple[Profile, ...]:
+    """The profiles of an extend graph that runs all phases: decode steps first, then all else.
+
+    TensorRT-RTX orders weights anew for a profile of exactly one row and keeps both orders in a
+    plan that has another one too, so none is of one row alone (measured: decision 0011).
+    """
+    return _steps(graph, limits, least_rows=2), _chunks(graph, limits, least_rows=2)
+
+
+def most_logits(ladder: tuple[Profile, ...]) -> int:
+    """The most logits of a run: rows times logits a row, in the largest of the boxes."""
+
+    def most(profile: Profile, name: str) -> int:
+        found = profile.range_of(name)
+        return 1 if found is None else found.max
+
+    return max(most(p, "batch") * most(p, "num_logits") for p in ladder)
+
+
+def _steps(graph: GraphSpec, limits: EngineLimits, least_rows: int = 1) -> Profile:
+    """One token and one logit a row. least_rows: the range goes at least that far."""
+    rows = max(limits.max_num_seqs, least_rows)
+    return _profile(graph, (limits.max_num_seqs, rows), 1, 1)
+
+
+def _chunks(graph: GraphSpec, limits: EngineLimits, least_rows: int = 1) -> Profile:
+    """Several tokens a row."""
+    rows, tokens = max(min(limits.max_num_seqs, CHUNK_ROWS), least_rows), limits.max_chunk
+    return _profile(graph, (1, rows), tokens, min(tokens, CHUNK_LOGITS))
+
+
+def _profile(graph: GraphSpec, rows: tuple[int, int], tokens: int, wanted: int) -> Profile:
+    """rows: the best and the most; tokens: the most, and the best; wanted: the most logits."""
     (batch, seq), indices = graph.by_role("input_ids")[0].shape, graph.by_role("logits_indices")
-    ranges = [(batch, opt_rows, rows), (seq, tokens, tokens)]
+    ranges = [(batch, *rows), (seq, tokens, tokens)]
     ranges += [(indices[0].shape[1], 1, wanted)] if indices else []
     dims = (DimRange(d, 1, opt, most) for d, opt, most in ranges if isinstance(d, str))
-    return (Profile(tuple(dims)),)
+    return Profile(tuple(dims))

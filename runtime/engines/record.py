@@ -1,9 +1,9 @@
 """What is known of a set of TensorRT plans: engine.json, as frozen values.
 
 A set of plans lies in `<bundle>/engines/<fingerprint>/`: `<phase>.plan` for each graph of the
-bundle, and `engine.json`, written last. The fingerprint is that of the `EngineKey`: two builds with
-one key give the same plans. A plan is code for the GPU, so nobody loads one whose bytes are not
-those that the record names; `store.py` sees to that.
+bundle, or for the extend graph alone, and `engine.json`, written last. The fingerprint is that of
+the `EngineKey`: two builds with one key give the same plans. A plan is code for the GPU, so nobody
+loads one whose bytes are not those that the record names; `store.py` sees to that.
 """
 
 import hashlib
@@ -21,7 +21,11 @@ FORMAT = "trtllm-lite-engines"
 FORMAT_VERSION = "1.0"
 ENGINES_FOLDER = "engines"
 RECORD_NAME = "engine.json"
-MAX_RECORD_BYTES = 2**20
+MAX_RECORD_BYTES = 2**22
+MASKS, EXACT = "attention_masks", "no_tf32"
+SHARED, SINGLE = "shared_weights", "single_engine"
+USER_ALLOCATION = "user_allocation"
+"""Flags of a key."""
 _FINGERPRINT_CHARS = 32
 
 Flavour = Literal["tensorrt", "tensorrt_rtx"]
@@ -72,7 +76,9 @@ class EngineKey:
     are for, in ascending order. driver: of the machine that built them on its own GPU; None where
     no GPU took part. max_num_seqs, max_model_len, max_num_batched_tokens: the largest limits of an
     engine that these plans serve. capacity: tokens of a KV slot, fixed in the plans. flags: what
-    else was asked of the builder, sorted. weights: the file that all graphs share.
+    else was asked of the builder, sorted: attention_masks, no_tf32, shared_weights (plans read the
+    matrices where the runtime puts them), single_engine (the extend plan runs all phases; its first
+    profile is that of decode), user_allocation. weights: the file that all graphs share.
     """
 
     flavour: Flavour
@@ -92,6 +98,11 @@ class EngineKey:
         """The name of the folder: 32 hexadecimal digits of the SHA-256 of the key."""
         text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:_FINGERPRINT_CHARS]
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is one plan, of the extend graph, for all phases."""
+        return SINGLE in self.flags
 
     def graph(self, phase: Phase) -> GraphKey | None:
         """The key of one plan; None where there is none of that phase."""
@@ -121,12 +132,26 @@ class PlanRecord:
 
 
 @dataclass(frozen=True)
+class SharedWeight:
+    """A matrix that plans read as an input of this name. Its `length` bytes stand in the weights
+    file of the bundle (`EngineKey.weights`) from `offset` on."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True)
 class EngineRecord:
-    """All of engine.json. Paths of `plans` are bare names in its own folder."""
+    """All of engine.json. Paths of `plans` are bare names in its own folder. `weights`: what plans
+    with shared weights have as inputs; none otherwise."""
 
     key: EngineKey
     plans: tuple[PlanRecord, ...]
     producer: str
+    weights: tuple[SharedWeight, ...] = ()
     format: str = FORMAT
     format_version: str = FORMAT_VERSION
 

@@ -155,6 +155,8 @@ def _stale(key: EngineKey, bundle: Bundle) -> str | None:
     if key.weights != now.get(bundle.manifest.weights):
         return f"was built from other weights than {bundle.manifest.weights} has now"
     for phase, file in phases.items():
+        if key.is_single and phase != "extend":
+            continue
         graph = key.graph(phase)
         if graph is None:
             return f"has no plan for the {phase} graph"

@@ -24,7 +24,7 @@ from trtllm_lite.runtime.errors import TrtllmLiteError, UsageError
 OLDEST = {"tensorrt": (10, 16), "tensorrt_rtx": (1, 7)}
 NAMES: dict[Flavour, str] = {"tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX"}
 MODULES: tuple[Flavour, ...] = ("tensorrt", "tensorrt_rtx")
-INSTALL = "pip install 'trtllm-lite[rtx]' or pip install tensorrt"
+INSTALL = "pip install 'trtllm-lite[rtx]' or pip install 'trtllm-lite[tensorrt]'"
 
 Importer = Callable[[str], Any]
 
@@ -50,6 +50,12 @@ class TensorRT:
     def has_row_lengths(self) -> bool:
         """Whether an attention layer takes the number of valid keys of each row."""
         return hasattr(self.module, "CausalMaskKind")
+
+    @property
+    def has_user_allocation(self) -> bool:
+        """Whether a plan can be built that allocates nothing by itself while it runs. Runs of such
+        a plan alone can be recorded (TensorRT-RTX, release notes of 1.2)."""
+        return hasattr(getattr(self.module, "BuilderFlag", None), "REQUIRE_USER_ALLOCATION")
 
     @property
     def nameable_gpus(self) -> tuple[str, ...]:

@@ -4,15 +4,23 @@ import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from trtllm_lite.exporter.checkpoint import open_checkpoint
 from trtllm_lite.exporter.describe import file_entry
 from trtllm_lite.exporter.graphs import Graphs, build_graphs
 from trtllm_lite.exporter.lowering import find_target
-from trtllm_lite.runtime.bundle import Bundle
+from trtllm_lite.exporter.pipeline import ExportReport
+from trtllm_lite.exporter.replay import greedy, prefill
+from trtllm_lite.exporter.rounded.session import open_rounded
+from trtllm_lite.runtime.backends.base import SessionOptions
+from trtllm_lite.runtime.bundle import Bundle, open_bundle
 from trtllm_lite.runtime.manifest import GraphSpec
 from trtllm_lite.runtime.progress import NoProgress
 
@@ -76,3 +84,47 @@ def as_cuda(for_cuda: Callable[[ir.Model, GraphSpec], object]) -> Callable[[Bund
         return Bundle(folder, changed)
 
     return made
+
+
+@pytest.fixture
+def half_errors() -> Callable[[Path, ExportReport], tuple[float, float]]:
+    """How far logits are from those of transformers' eager model in float32 with the same rounded
+    weights, at most: a bundle's in half precision, and the eager model's in that precision. Ragged
+    prompts by prefill, in chunks, and decode."""
+
+    def measure(checkpoint: Path, report: ExportReport) -> tuple[float, float]:
+        bundle = open_bundle(report.output or Path(), check_hashes=False)
+        session = open_rounded(bundle, SessionOptions(num_slots=3, capacity=64))
+        rng, vocab = np.random.default_rng(2), bundle.manifest.model.vocab_size
+        prompts = [rng.integers(0, vocab, n).tolist() for n in (9, 1, 40)]
+        tokens, logits = greedy(session, prompts, 8)
+        chunked = prefill(session, prompts, 5)
+        session.close()
+        exact, half = _eager(checkpoint, "float32"), _eager(checkpoint, bundle.manifest.dtype)
+        for rounded, parameter in zip(half.parameters(), exact.parameters(), strict=True):
+            parameter.data.copy_(rounded)
+        ours, theirs = [], []
+        for row, prompt in enumerate(prompts):
+            ids = torch.tensor([[*prompt, *tokens[row][:-1]]])
+            wanted, found = (_logits(model, ids, len(logits)) for model in (exact, half))
+            ours += [logits[:, row] - wanted, chunked[row] - wanted[0]]
+            theirs.append(found - wanted)
+        return _largest(ours), _largest(theirs)
+
+    return measure
+
+
+def _eager(checkpoint: Path, dtype: str) -> Any:
+    kind = getattr(torch, dtype)
+    return AutoModelForCausalLM.from_pretrained(
+        checkpoint, dtype=kind, attn_implementation="eager"
+    ).eval()
+
+
+def _logits(model: Any, ids: torch.Tensor, last: int) -> Any:
+    with torch.no_grad():
+        return model(ids, use_cache=False).logits[0, -last:].float().numpy()
+
+
+def _largest(distances: list[Any]) -> float:
+    return max(float(np.abs(distance).max()) for distance in distances)

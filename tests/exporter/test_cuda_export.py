@@ -114,12 +114,16 @@ def test_weights_take_half_of_float32(exported: Exports) -> None:
     assert 2 * parameters <= report.weight_bytes < 2 * parameters + tables + 4096 * 40
 
 
-def test_a_node_that_is_not_on_cuda_fails_the_export(exported: Exports, tmp_path: Path) -> None:
-    """And no bundle is left."""
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_node_that_is_not_on_cuda_fails_the_export(
+    exported: Exports, tmp_path: Path, dry_run: bool
+) -> None:
+    """Before any weight is written, and no bundle is left."""
     models = tuple(model.clone() for model in exported.graphs.models)
     for model in models:
         (ids,) = (v for v in model.graph.inputs if v.name == "input_ids")
         model.graph.append(ir.node("Shape", [ids]))
+    graphs = replace(exported.graphs, models=models)
     with pytest.raises(UnsupportedError, match=r"Shape.*host memory"):
-        exported.export(tmp_path / "out", replace(exported.graphs, models=models), verify=False)
+        exported.export(tmp_path / "out", graphs, verify=False, dry_run=dry_run)
     assert not (tmp_path / "out").exists()

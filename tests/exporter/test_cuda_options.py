@@ -15,7 +15,7 @@ def made(**options: Any) -> ExportOptions:
 
 def test_it_computes_in_float16_unless_told_otherwise() -> None:
     assert made().dtype == "float16"
-    assert made(dtype="bfloat16", verify=False).dtype == "bfloat16"
+    assert made(dtype="bfloat16").dtype == "bfloat16"
 
 
 def test_weights_have_one_format_in_both_phases() -> None:
@@ -27,7 +27,6 @@ def test_weights_have_one_format_in_both_phases() -> None:
     ("options", "message"),
     [
         ({"dtype": "float32"}, "no float32 kernel on CUDA; allowed .*: float16, bfloat16"),
-        ({"dtype": "bfloat16"}, "cannot be verified here; add --no-verify"),
         ({"quantize": "int8", "prefill_format": "w8a8"}, "no kernel on CUDA"),
         ({"quantize": "fp8"}, "only TensorRT"),
         ({"quantize": "int8", "kv_dtype": "int8"}, "cache has the type of --dtype"),

@@ -76,6 +76,27 @@ def test_attention_in_float32_has_no_kernel(kernels: KernelList) -> None:
     assert why.startswith("no CUDA kernel for M = tensor(int32), T = tensor(float)")
 
 
+@pytest.mark.parametrize(
+    ("head", "rotates", "why"),
+    [
+        (20, False, "heads of 20; its kernels take multiples of 8"),
+        (24, True, "heads of 24; its kernels take multiples of 16"),
+        (24, False, None),
+        (32, True, None),
+    ],
+)
+def test_heads_that_the_attention_takes(
+    head: int, rotates: bool, why: str | None, kernels: KernelList
+) -> None:
+    model = attention("float16")
+    node = next(n for n in model.graph if n.op_type == "GroupQueryAttention")
+    past = node.inputs[3]
+    assert past is not None
+    past.shape = ir.Shape(["batch", 1, "capacity", head])
+    node.attributes["do_rotary"] = ir.AttrInt64("do_rotary", int(rotates))
+    assert problems(model, kernels) == ([("GroupQueryAttention", why)] if why else [])
+
+
 def test_lengths_of_queries_are_not_in_that_release(kernels: KernelList) -> None:
     more = ", , , , , , , , , , last"
     ((_, why),) = problems(attention("float16", more), kernels)
@@ -204,6 +225,43 @@ def test_the_partitioner_decides(partitioned: Callable[[Answer, int], str]) -> N
         partitioned({**good, "nodes": []}, 0)
     with pytest.raises(RuntimeError, match="code 139: last words"):
         partitioned(good, 139)
+
+
+@pytest.mark.parametrize("code", [139, 0])
+def test_a_partitioner_without_an_answer_leaves_it_to_the_list(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stubs fit one release; nothing is known against the graph where they do not."""
+    ended = subprocess.CompletedProcess([], code, "no JSON", "killed\n")
+    monkeypatch.setattr(check, "_provider", lambda: tmp_path)
+    monkeypatch.setattr(check, "missing_tools", list)
+    monkeypatch.setattr(check, "make_stubs", lambda providers, folder: None)
+    monkeypatch.setattr(subprocess, "run", lambda *args, **kw: ended)
+    made = check_cuda_graph(saved(attention("float16"), tmp_path))
+    assert made.proof == "kernel list"
+    assert ("code 139: killed" if code else "Expecting value") in made.why
+    with pytest.raises(UnsupportedError, match="GroupQueryAttention"):
+        check_cuda_graph(saved(attention("float"), tmp_path))
+
+
+def test_stubs_are_found_before_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python itself may need what is there."""
+    seen: list[str] = []
+
+    def run(*args: object, env: dict[str, str], **kw: object) -> object:
+        seen.extend(env["LD_LIBRARY_PATH"].split(os.pathsep))
+        answer = {"onnxruntime": "1", "nodes": [[CUDA, "Add", "n"]], "error": None}
+        return subprocess.CompletedProcess([], 0, json.dumps(answer), "")
+
+    monkeypatch.setattr(check, "make_stubs", lambda providers, folder: None)
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/where/python/is")
+    check_by_partitioner(tmp_path / "step.onnx", tmp_path)
+    assert len(seen) == 2
+    assert "cuda-stubs-" in seen[0]
+    assert seen[1] == "/where/python/is"
 
 
 needs_compiler = pytest.mark.skipif(bool(missing_tools()), reason="needs a compiler and binutils")

@@ -20,10 +20,11 @@ from trtllm_lite.exporter.quantize.apply import prepare
 from trtllm_lite.exporter.quantize.plan import Linear
 from trtllm_lite.exporter.quantize.rewrite import find_linears
 from trtllm_lite.runtime.bundle import open_bundle
+from trtllm_lite.runtime.engines.memory import weights_of
 from trtllm_lite.runtime.errors import CheckpointError, UnsupportedError, UsageError
 from trtllm_lite.runtime.native_table import TABLE_NAME, from_json
 from trtllm_lite.runtime.progress import NoProgress
-from trtllm_lite.tools.plan_bundle import bundle_workloads
+from trtllm_lite.tools.plan_bundle import bundle_workloads, graph_weights, widest
 
 Outlined = Callable[..., Outline]
 
@@ -55,7 +56,11 @@ def test_bytes_are_those_of_the_bundle(outlined: Outlined, tiny_bundle: Path) ->
     assert found.workload.kv_token_bytes == manifest.kv.bytes_per_token
     assert found.num_parameters == manifest.model.num_parameters
     assert found.max_model_len == manifest.limits.max_model_len
-    assert found.phase_bytes.keys() == {"prefill", "decode"}
+    weights = graph_weights(bundle)
+    assert found.weights == weights
+    assert weights.of("decode") == weights_of(bundle, manifest.graph("decode"))
+    assert found.graphs == manifest.graphs
+    assert found.widest == widest(bundle)
     assert found.native is None
 
 

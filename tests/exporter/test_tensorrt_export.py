@@ -5,13 +5,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
 
 from trtllm_lite import LLM, SamplingParams
-from trtllm_lite.exporter import verify
+from trtllm_lite.exporter import prompts, verify
+from trtllm_lite.exporter.bundle_options import options_of
 from trtllm_lite.exporter.lowering import tensorrt
 from trtllm_lite.exporter.options import ExportOptions
 from trtllm_lite.exporter.pipeline import ExportReport, export
@@ -20,6 +22,7 @@ from trtllm_lite.exporter.trace import trace
 from trtllm_lite.runtime.backends import open_session
 from trtllm_lite.runtime.backends.base import Batch, SessionOptions
 from trtllm_lite.runtime.bundle import open_bundle
+from trtllm_lite.runtime.engines.onnx_edit import attention_nodes
 from trtllm_lite.runtime.errors import UnsupportedError, UsageError
 from trtllm_lite.runtime.manifest import Quantization
 from trtllm_lite.runtime.manifest_io import read_manifest, write_manifest
@@ -125,6 +128,32 @@ def test_only_rows_that_are_wanted_reach_the_head(half: ExportReport) -> None:
         assert (("", "GatherND") in operators(half, phase)) == picked
 
 
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_only_tensorrt_has_a_form_of_attention(target: str) -> None:
+    with pytest.raises(UsageError, match=f"--attention mask: got --target {target}"):
+        ExportOptions("m", Path("out"), target=target, attention="mask")
+
+
+def test_masks_in_place_of_lengths(half: ExportReport, export_once: Export) -> None:
+    """Nothing is left that a parser of TensorRT drops; the graphs compute the same."""
+    made = export_once("masks", attention="mask", verify=True)
+    assert made.parity is not None
+    assert all(gate["passed"] for gate in made.parity["gates"])
+    seen = {}
+    for report in (half, made):
+        for phase in ("prefill", "decode", "extend"):
+            nodes = attention_nodes(path(report, phase).read_bytes())
+            assert len(nodes) == made.manifest.model.num_layers
+            seen[report is made, phase] = {(n.lengths is not None, n.is_causal) for n in nodes}
+    assert seen[False, "decode"] == {(True, False)}
+    assert seen[False, "extend"] == {(True, True)}
+    assert seen[True, "decode"] == seen[True, "extend"] == {(False, False)}
+    assert seen[True, "prefill"] == seen[False, "prefill"] == {(False, True)}
+    assert logits(made) == pytest.approx(logits(half))
+    again = [options_of(open_bundle(r.output or Path()), "m", Path("o")) for r in (half, made)]
+    assert [options.attention for options in again] == ["lengths", "mask"]
+
+
 @pytest.mark.parametrize(
     ("quantize", "kind", "element", "nats"),
     [
@@ -184,6 +213,7 @@ def test_a_bundle_is_verified_as_it_was_exported(
             "float16",
             quantize,
         )
+        assert (seen[-1].attention, seen[-1].scout) == ("lengths", False)
     write_manifest(folder, manifest)
 
 
@@ -220,12 +250,52 @@ def test_several_tokens_a_row_can_be_verified(half: ExportReport) -> None:
     session.close()
 
 
-def test_bfloat16_is_made_and_runs_on_no_cpu(export_once: Export) -> None:
-    made = export_once("bfloat16", dtype="bfloat16")
-    assert made.manifest.kv.dtype == "bfloat16"
-    assert made.output is not None
+@pytest.fixture(scope="module")
+def brief(export_once: Export) -> ExportReport:
+    """bfloat16, verified."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verify, "NEW_TOKENS", 4)
+        patch.setattr(prompts, "TEXTS", prompts.TEXTS[:4])
+        return export_once("bfloat16", dtype="bfloat16", verify=True)
+
+
+def test_bfloat16_is_proved_with_every_value_rounded(brief: ExportReport) -> None:
+    assert (brief.manifest.dtype, brief.manifest.kv.dtype) == ("bfloat16", "bfloat16")
+    assert brief.parity is not None
+    assert brief.parity["passed"]
+    assert brief.parity["arithmetic"] == "float32 on the CPU, each value rounded to bfloat16"
+    gates = {g["name"]: g for g in brief.parity["gates"]}
+    assert set(gates) >= {"prompts_mean_kl", "greedy_gap", "decode_equals_prefill"}
+    # Three bits fewer than float16: far above what sums in another order make of float32.
+    assert gates["logits_max_abs"]["value"] > 5e-4 * brief.parity["logit_scale"]
+
+
+def test_a_wrong_weight_in_bfloat16_fails_and_is_found(
+    brief: ExportReport,
+    tiny_checkpoint: Path,
+    copied: Callable[[Path], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = copied(brief.output or Path())
+    tensor = next(t for t in graph(brief, "decode").graph.initializer if "1.mlp.down_" in t.name)
+    places = {e.key: int(e.value) for e in tensor.external_data if e.key != "location"}
+    with (folder / "weights.bin").open("r+b") as file:
+        file.seek(places["offset"])
+        numbers = np.frombuffer(file.read(places["length"]), ml_dtypes.bfloat16)
+        file.seek(places["offset"])
+        file.write((numbers * ml_dtypes.bfloat16(2)).tobytes())
+    monkeypatch.setattr(verify, "NEW_TOKENS", 4)
+    monkeypatch.setattr(prompts, "TEXTS", prompts.TEXTS[:4])
+    found = verify.verify_bundle(folder, str(tiny_checkpoint), NoProgress(), check_hashes=False)
+    assert not found.passed
+    assert found.failure is not None
+    assert "the first layer to depart is 1, by " in found.failure
+
+
+def test_bfloat16_runs_on_no_cpu(brief: ExportReport) -> None:
+    assert brief.output is not None
     with pytest.raises(UsageError, match="computes in bfloat16, for which ONNX Runtime has no CPU"):
-        open_session(open_bundle(made.output), SessionOptions(num_slots=1, capacity=32))
+        open_session(open_bundle(brief.output), SessionOptions(num_slots=1, capacity=32))
 
 
 def test_a_graph_that_tensorrt_gets_wrong_is_refused(
@@ -241,10 +311,22 @@ def test_a_graph_that_tensorrt_gets_wrong_is_refused(
     assert not list(tmp_path.iterdir())
 
 
+def test_it_is_refused_before_any_weight_is_written(
+    export_once: Export, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(model: ir.Model) -> None:
+        raise UnsupportedError(f"a form ({model.graph.name})", "none", "nothing")
+
+    strict = dataclasses.replace(tensorrt.TARGET, refuse=refuse)
+    monkeypatch.setattr(tensorrt, "TARGET", strict)
+    for dry_run in (True, False):
+        with pytest.raises(UnsupportedError, match=r"a form \(prefill\)"):
+            export_once("early", output=tmp_path / "early", dry_run=dry_run)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"dtype": "bfloat16", "verify": True}, "--dtype bfloat16: no CPU computes in it"),
         ({"kv_dtype": "float16"}, "--kv-dtype float16: "),
         ({"quantize": "int8", "prefill_format": "same"}, "--prefill-format same: all graphs for"),
         ({"target": "cpu", "quantize": "fp8"}, "--quantize fp8: got --target cpu; only TensorRT"),

@@ -137,6 +137,41 @@ def packed_query(model: ir.Model) -> None:
     query.shape = ir.Shape(["batch", "seq", 64])
 
 
+def wide_values(model: ir.Model) -> None:
+    node = attention(model)
+    wide = Place(node).op("Cast", node.inputs[2], dtype=ir.DataType.FLOAT, to=ir.DataType.FLOAT)
+    wide.shape = node.inputs[2].shape if node.inputs[2] is not None else None
+    node.replace_input_with(2, wide)
+
+
+def cached_keys(model: ir.Model) -> None:
+    """In another shape, which hides where they come from."""
+    node = attention(model)
+    scatter = first(model, "TensorScatter")
+    apart = Place(node).op("Identity", scatter.outputs[0], shape=("batch", 2, "capacity", 16))
+    node.replace_input_with(1, apart)
+
+
+def hidden_cache(model: ir.Model) -> None:
+    node = attention(model)
+    node.resize_inputs(3)
+    node.attributes["is_causal"] = ir.AttrInt64("is_causal", 1)
+    for index, scatter in enumerate(nodes(model, "TensorScatter")[:2]):
+        apart = Place(node).op("Identity", scatter.outputs[0], shape=("batch", 2, "capacity", 16))
+        node.replace_input_with(index + 1, apart)
+
+
+def double_inside(model: ir.Model) -> None:
+    node = first(model, "Sigmoid")
+    wide = Place(node).op("Cast", node.inputs[0], dtype=ir.DataType.DOUBLE, to=ir.DataType.DOUBLE)
+    back = Place(node).op("Cast", wide, dtype=HALF, to=HALF)
+    node.replace_input_with(0, back)
+
+
+def unnumbered_heads(model: ir.Model) -> None:
+    del first(model, "RotaryEmbedding").attributes["num_heads"]
+
+
 def small_heads(model: ir.Model) -> None:
     query = attention(model).inputs[0]
     assert query is not None
@@ -241,6 +276,7 @@ BROKEN: dict[str, tuple[str, Break, set[str]]] = {
     "function": ("decode", function, set()),
     "plugin": ("decode", unary("TRT_Attention"), set()),
     "operator": ("decode", unary("MatMulInteger"), set()),
+    "rotary_heads": ("decode", unnumbered_heads, set()),
     "unused_input": ("decode", unread_input, set()),
     "logits": ("decode", half_logits, set()),
     "attention_past": ("prefill", give("Attention", 4, "past", HALF), set()),
@@ -249,6 +285,8 @@ BROKEN: dict[str, tuple[str, Break, set[str]]] = {
     "attention_precision": ("decode", precision, set()),
     "attention_scale": ("decode", set_float("Attention", "scale", 0.25), set()),
     "attention_rank": ("prefill", packed_query, set()),
+    "attention_types": ("prefill", wide_values, set()),
+    "attention_pair": ("prefill", cached_keys, {"attention_unbounded"}),
     "attention_head_size": ("prefill", small_heads, set()),
     "attention_mask_type": ("prefill", mask_of(HALF), set()),
     "attention_causal_mask": ("prefill", causal_mask, set()),
@@ -291,6 +329,18 @@ def test_broken(rule: str, of_phase: Callable[[str], ir.Model]) -> None:
     model = of_phase(phase)
     change(model)
     assert {found.rule for found in violations(model)} == {rule, *others}
+
+
+@pytest.mark.parametrize(
+    ("rule", "phase", "change"),
+    [("attention_unbounded", "prefill", hidden_cache), ("element_type", "decode", double_inside)],
+)
+def test_broken_out_of_sight(
+    rule: str, phase: str, change: Break, of_phase: Callable[[str], ir.Model]
+) -> None:
+    model = of_phase(phase)
+    change(model)
+    assert {found.rule for found in violations(model)} == {rule}
 
 
 def test_a_violation_is_refused_by_name(

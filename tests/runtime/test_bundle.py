@@ -203,4 +203,4 @@ def test_an_unknown_major_names_both_versions(plain_bundle: Path, edit_manifest:
     edit_manifest(lambda document: document.update(format_version="2.0", model=None))
     text = refusal(plain_bundle, "format_version")
     assert "version 2.0" in text
-    assert "1.0" in text
+    assert "1.1" in text

@@ -3,15 +3,13 @@
 import hashlib
 import inspect
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
@@ -46,6 +44,7 @@ from trtllm_lite.runtime.native_table import (
     to_json,
 )
 from trtllm_lite.runtime.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from trtllm_lite.runtime.planning.together import Prediction
 from trtllm_lite.runtime.progress import NoProgress
 from trtllm_lite.runtime.sampling_params import SamplingParams
 from trtllm_lite.runtime.step_timer import (
@@ -55,8 +54,6 @@ from trtllm_lite.runtime.step_timer import (
     StepTimer,
     StepTimes,
 )
-from trtllm_lite.tools import bench_report
-from trtllm_lite.tools.bench_breakdown import spread
 from trtllm_lite.tools.bench_report import Limit, report, result_table, summary
 from trtllm_lite.tools.bench_run import (
     WARM_UP,
@@ -69,6 +66,7 @@ from trtllm_lite.tools.bench_run import (
     schedule,
 )
 from trtllm_lite.tools.cli import cli
+from trtllm_lite.tools.doctor_checks.gpu_facts import Gpu, GpuFacts
 
 VOCAB = 50
 TUNING = Tuning(Setting(3, "off"), "remembered")
@@ -84,6 +82,7 @@ class FakeLLM:
     config: EngineConfig = field(default_factory=lambda: EngineConfig(4, 128, 64, 512))
     timer: StepTimer = field(default_factory=NullTimer)
     tuning: Tuning | None = TUNING
+    device: ClassVar[str] = "cpu"
 
     def time_steps(self, timer: StepTimer) -> None:
         self.timer = timer
@@ -179,17 +178,6 @@ def test_steps_are_taken_apart_only_when_asked_for() -> None:
     assert isinstance(llm.timer, NullTimer)
 
 
-@given(st.lists(st.floats(0, 1e6), min_size=1))
-def test_spread_is_median_least_and_greatest(values: list[float]) -> None:
-    found = spread(iter(values))
-    assert found == {
-        "median": median(values),
-        "min": min(values),
-        "max": max(values),
-        "count": len(values),
-    }
-
-
 def make_bundle(folder: Path) -> Bundle:
     (folder / "bundle.json").write_text("{}")
     manifest = Manifest(
@@ -268,35 +256,6 @@ def test_what_is_not_known_is_null_and_a_dash(tmp_path: Path) -> None:
     assert "not known" in summary(document)[1]
 
 
-def test_the_cpu_is_named_from_the_first_line_that_does(tmp_path: Path) -> None:
-    file = tmp_path / "cpuinfo"
-    file.write_text("processor : 0\nmodel name\t: Some CPU @ 2 GHz\nmodel name : Other\n")
-    assert bench_report.machine(file)["cpu"] == "Some CPU @ 2 GHz"
-    assert bench_report.machine(tmp_path / "missing")["cpu"]
-
-
-def test_the_commit_is_that_of_the_checkout(tmp_path: Path) -> None:
-    assert bench_report.commit(tmp_path) is None
-    for command in (
-        ["init", "-q"],
-        [
-            *("-c", "user.name=n", "-c", "user.email=e"),
-            *("commit", "-q", "--allow-empty", "-m", "m"),
-        ],
-    ):
-        subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
-    head = subprocess.run(
-        ["git", "-C", str(tmp_path), "rev-parse", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
-    assert bench_report.commit(tmp_path) == head
-    (tmp_path / "file").write_text("x")
-    subprocess.run(["git", "-C", str(tmp_path), "add", "file"], check=True)
-    assert bench_report.commit(tmp_path) == f"{head}-dirty"
-
-
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
     """Replaces the bundle, the engine and the bandwidth; collects how the engine was opened."""
@@ -325,6 +284,36 @@ def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, An
 
 def run(*args: str) -> Result:
     return CliRunner().invoke(cli, ["bench", "b", *args])
+
+
+@pytest.mark.parametrize("name", ["NVIDIA L4", "NVIDIA X1"])
+def test_a_gpu_is_measured_beside_its_own_limits(
+    opened: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    facts = GpuFacts((Gpu(0, name, "sm89", 2**34, 0),))
+    monkeypatch.setattr(FakeLLM, "device", "cuda:0")
+    monkeypatch.setattr("trtllm_lite.tools.doctor_checks.gpu_facts.read_gpus", lambda: facts)
+    planned = {Point(8, 5, 1): Prediction(0.5, 0.05, 20.0, "memory")}
+    asked: list[str] = []
+
+    def predicted(bundle: Bundle, points: Any, gpu: Any) -> dict[Point, Prediction]:
+        asked.append(gpu.name)
+        return planned
+
+    monkeypatch.setattr("trtllm_lite.tools.bench_prediction.gpu_predictions", predicted)
+    document = json.loads(
+        run("--input-len", "8", "--output-len", "5", "--concurrency", "1", "--json").stdout
+    )
+    (result,) = document["results"]
+    if name == "NVIDIA L4":
+        assert asked == ["l4"]
+        assert result["predicted"]["tpot"] == 0.05
+        assert document["limit"]["tpot"] == pytest.approx(4_000 / 300e9)
+        assert summary(document)[1] == "NVIDIA L4; planned times are the least that is possible"
+    else:
+        assert asked == []
+        assert (result["predicted"], document["limit"]["tpot"]) == (None, None)
+        assert "the GPU is not in the table" in summary(document)[-1]
 
 
 def test_the_command_writes_one_document_to_file_and_stdout(

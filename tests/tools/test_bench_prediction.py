@@ -6,13 +6,16 @@ from pathlib import Path
 import pytest
 
 from trtllm_lite.runtime.bundle import Bundle, open_bundle
-from trtllm_lite.runtime.planning.cpu import NATIVE, ORT_FLOAT, Cpu, Kernels
+from trtllm_lite.runtime.native_table import Rounding
+from trtllm_lite.runtime.planning.cpu import NATIVE, NATIVE_EXACT, ORT_FLOAT, Cpu, Kernels
+from trtllm_lite.runtime.planning.gpus import find_gpu
 from trtllm_lite.runtime.planning.together import Prediction, predict
 from trtllm_lite.runtime.planning.workload import Workload
 from trtllm_lite.tools import bench_prediction
-from trtllm_lite.tools.bench_prediction import predictions
+from trtllm_lite.tools.bench_prediction import gpu_predictions, known_gpu, predictions
 from trtllm_lite.tools.bench_report import Limit, report, result_table
 from trtllm_lite.tools.bench_run import BenchOptions, Point, Sample
+from trtllm_lite.tools.doctor_checks.gpu_facts import Gpu, GpuFacts
 from trtllm_lite.tools.plan_bundle import bundle_workloads
 
 POINTS = [Point(8, 4, 1), Point(8, 4, 3)]
@@ -31,46 +34,53 @@ def bundle(tiny_bundle: Path) -> Bundle:
 
 
 def test_each_point_has_its_own(bundle: Bundle) -> None:
-    found = predictions(bundle, POINTS, 2, 2**34, "auto", "auto")
+    found = predictions(bundle, POINTS, 2, 2**34, "auto", "fast", "auto")
     workload, _ = bundle_workloads(bundle)
     cpu = Cpu(MEMORY, PRODUCTS, ORT_FLOAT)
     assert found == {p: predict(workload, cpu, p.concurrency, 8, 4) for p in POINTS}
 
 
 @pytest.mark.parametrize(
-    ("kernels", "kv_dtype", "is_native", "expected"),
+    ("kernels", "rounding", "kv_dtype", "used", "expected"),
     [
-        ("auto", "auto", True, "float16"),
-        ("auto", "float32", True, "float32"),
-        ("onnxruntime", "auto", False, "float32"),
+        ("auto", "fast", "auto", NATIVE, "float16"),
+        ("auto", "exact", "auto", NATIVE_EXACT, "float16"),
+        ("auto", "fast", "float32", NATIVE, "float32"),
+        ("onnxruntime", "fast", "auto", ORT_FLOAT, "float32"),
+        # The engine says that it has no such rounding.
+        ("onnxruntime", "exact", "auto", ORT_FLOAT, "float32"),
     ],
 )
 def test_the_kernels_and_the_cache_are_those_asked_for(
     bundle: Bundle,
     monkeypatch: pytest.MonkeyPatch,
     kernels: str,
+    rounding: Rounding,
     kv_dtype: str,
-    is_native: bool,
+    used: Kernels,
     expected: str,
 ) -> None:
     plain, _ = bundle_workloads(bundle)
     native = dataclasses.replace(plain, step_bytes=7, kv_dtype="float16")
-    used: list[tuple[Workload, Cpu]] = []
+    asked: list[tuple[Workload, Cpu]] = []
 
     def predicted(workload: Workload, cpu: Cpu, *sizes: int) -> Prediction:
-        used.append((workload, cpu))
+        asked.append((workload, cpu))
         return predict(workload, cpu, *sizes)
 
-    def chosen(has_native: bool, quantize: str) -> Kernels:
-        return NATIVE if has_native else ORT_FLOAT
+    def chosen(has_native: bool, quantize: str, rounding: Rounding) -> Kernels:
+        if not has_native:
+            assert rounding == "fast"
+            return ORT_FLOAT
+        return NATIVE_EXACT if rounding == "exact" else NATIVE
 
     monkeypatch.setattr(bench_prediction, "bundle_workloads", lambda _: (plain, native))
     monkeypatch.setattr(bench_prediction, "kernels_for", chosen)
     monkeypatch.setattr(bench_prediction, "predict", predicted)
-    predictions(bundle, POINTS[:1], 2, 2**34, kernels, kv_dtype)
-    ((workload, cpu),) = used
-    assert (workload.step_bytes == 7) is is_native
-    assert (cpu.kernels is NATIVE) is is_native
+    predictions(bundle, POINTS[:1], 2, 2**34, kernels, rounding, kv_dtype)
+    ((workload, cpu),) = asked
+    assert (workload.step_bytes == 7) is (used is not ORT_FLOAT)
+    assert cpu.kernels is used
     assert workload.kv_dtype == expected
 
 
@@ -79,9 +89,33 @@ def test_nothing_is_said_where_nothing_is_known(
 ) -> None:
     on_gpu = dataclasses.replace(bundle.manifest, target="cuda")
     other = dataclasses.replace(bundle, manifest=on_gpu)
-    assert predictions(other, POINTS, 2, 2**34, "auto", "auto") == {}
+    assert predictions(other, POINTS, 2, 2**34, "auto", "fast", "auto") == {}
     monkeypatch.setattr(bench_prediction, "typical_bandwidth", lambda *a: None)
-    assert predictions(bundle, POINTS, 2, 2**20, "auto", "auto") == {}
+    assert predictions(bundle, POINTS, 2, 2**20, "auto", "fast", "auto") == {}
+
+
+def test_a_gpu_s_are_its_limits(bundle: Bundle) -> None:
+    gpu = find_gpu("l4")
+    found = gpu_predictions(bundle, POINTS, gpu)
+    workload, _ = bundle_workloads(bundle)
+    read = workload.step_bytes + workload.kv_read_bytes(8 + 4 // 2)
+    assert found[POINTS[0]].tpot == pytest.approx(read / gpu.bandwidth)
+    assert found[POINTS[0]].bound == "memory"
+    assert found.keys() == set(POINTS)
+    other = dataclasses.replace(bundle.manifest, dtype="bfloat16")
+    halves = dataclasses.replace(bundle, manifest=other)
+    assert gpu_predictions(halves, POINTS, find_gpu("t4")) == {}
+
+
+def test_only_gpus_of_the_table_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[GpuFacts] = []
+    facts = "trtllm_lite.tools.doctor_checks.gpu_facts.read_gpus"
+    monkeypatch.setattr(facts, lambda: said[-1])
+    card = Gpu(0, "NVIDIA L4", "sm89", 22 * 2**30, 0)
+    for gpus, name in (((card,), "l4"), ((dataclasses.replace(card, name="x"),), None), ((), None)):
+        said.append(GpuFacts(gpus))
+        found = known_gpu()
+        assert (None if found is None else found.name) == name
 
 
 def test_what_is_planned_stands_beside_what_is_measured(bundle: Bundle) -> None:

@@ -13,8 +13,11 @@ from trtllm_lite.exporter.options import ExportOptions
 from trtllm_lite.exporter.pipeline import export
 from trtllm_lite.runtime.bundle import open_bundle
 from trtllm_lite.runtime.engines import gpus
+from trtllm_lite.runtime.engines.memory import ledger_before
+from trtllm_lite.runtime.engines.profiles import engine_limits, most_logits, profiles
 from trtllm_lite.runtime.engines.store import Machine, Need, find_engine
 from trtllm_lite.runtime.engines.trt_module import MODULES, TensorRT, installed_tensorrt
+from trtllm_lite.runtime.engines.weight_inputs import shared_weights
 from trtllm_lite.runtime.progress import NoProgress
 from trtllm_lite.tools.cli import cli
 
@@ -48,6 +51,32 @@ def rtx() -> TensorRT:
     if not found:
         pytest.skip("TensorRT-RTX is not installed: pip install 'trtllm-lite[rtx]'")
     return found[0]
+
+
+@pytest.mark.parametrize("way", [None, "--share-weights", "--single-engine"])
+def test_plan_says_before_what_build_counts(
+    bundle: Path, tiny_checkpoint: Path, way: str | None
+) -> None:
+    opened = open_bundle(bundle)
+    limits = engine_limits(opened.manifest.limits, 2, None, 32)
+    largest = {
+        graph.phase: most_logits(profiles(graph, limits))
+        for graph in opened.manifest.graphs
+        if way != "--single-engine" or graph.phase == "extend"
+    }
+    files = [opened.graph_path(graph.phase).read_bytes() for graph in opened.manifest.graphs]
+    shared = shared_weights(files) if way == "--share-weights" else ()
+    counted = ledger_before(opened, limits, largest, shared)
+    short = ("--gpu", "l4", "--input-len", "8", "--output-len", "8")
+    sizes = ("--max-num-seqs", "2", "--max-num-batched-tokens", "32", "--json")
+    for model in (bundle, tiny_checkpoint):
+        kind = () if model == bundle else ("--target", "tensorrt")
+        args = [str(model), *short, *sizes, *kind, *([way] if way else [])]
+        result = CliRunner().invoke(cli, ["plan", *args])
+        assert result.exit_code == 0, result.stderr
+        memory = json.loads(result.stdout)["machines"][0]["memory"]
+        assert memory["weight_bytes"] == counted.weights
+        assert memory["slot_bytes"] * memory["slots"] == counted.kv.total
 
 
 def test_an_exported_bundle_is_built_once_and_found(bundle: Path, rtx: TensorRT) -> None:
@@ -90,12 +119,28 @@ def test_tables_say_what_was_built(bundle: Path, rtx: TensorRT) -> None:
     assert "build the extend plan" in result.stderr
 
 
+def test_weights_can_be_held_once(bundle: Path, rtx: TensorRT) -> None:
+    files = [weights_of(bundle / f"{phase}.onnx") for phase in ("prefill", "decode", "extend")]
+    made = {}
+    for way in ("--share-weights", "--single-engine"):
+        result = run(bundle, "--gpu", "sm86", way, "--json")
+        assert result.exit_code == 0, result.stderr
+        document = json.loads(result.stdout)
+        made[way] = document["memory"]
+        assert max(files) * 0.9 < document["memory"]["weights"] < 1.2 * max(files)
+    assert made["--share-weights"]["shared_weights"] > 0.9 * max(files)
+    assert [phase["phase"] for phase in made["--single-engine"]["phases"]] == ["extend"]
+    tables = run(bundle, "--gpu", "sm86", "--share-weights")
+    assert tables.stdout.count("weights, shared") == 2
+    both = run(bundle, "--gpu", "sm86", "--share-weights", "--single-engine")
+    assert both.exit_code == 2
+    assert "one plan has its weights once anyway; leave one of them out" in both.stderr
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
         (("--gpu", "h100"), "--gpu: got 'h100'; allowed: current, or compute capabilities"),
-        (("--share-weights",), "--share-weights: every plan holds its own weights"),
-        (("--single-engine",), "--single-engine: one plan for all phases"),
         (("--gpu", "sm86", "--max-model-len", "1m"), "the bundle was made for at most"),
         (("--max-num-seqs", "0"), "allowed: whole numbers from 1 on"),
     ],

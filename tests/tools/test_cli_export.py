@@ -151,12 +151,25 @@ def test_export_passes_the_type_of_the_cache(asked: list[ExportOptions]) -> None
     assert "--kv-dtype: got 'fp8'; allowed: auto, float32, float16, int8" in result.stderr
 
 
+def test_export_passes_the_form_of_attention(asked: list[ExportOptions]) -> None:
+    args = ("export", "m", "-o", "out", "--target", "tensorrt", "--attention")
+    assert run(*args, "mask").exit_code == 0
+    assert [x.attention for x in asked] == ["mask"]
+    result = run(*args, "paged")
+    assert "--attention: got 'paged'; allowed: lengths, mask" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (("--target", "cuda", "--kv-dtype", "float32"), "--kv-dtype: with --target cuda"),
         (("--target", "tensorrt", "--kv-dtype", "auto"), "--kv-dtype: with --target tensorrt"),
         (("--no-scout",), "--scout, --no-scout: got --target cpu"),
+        (("--target", "cuda", "--attention", "lengths"), "--attention: got --target cuda"),
+        (
+            ("--target", "tensorrt", "--dtype", "bfloat16", "--scout"),
+            "--scout, --no-scout: got --dtype bfloat16",
+        ),
     ],
 )
 def test_what_the_target_has_no_use_for_is_refused(

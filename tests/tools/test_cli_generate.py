@@ -111,20 +111,21 @@ def test_engine_options_arrive(scripted_llm: ScriptedLLM) -> None:
         *("--max-num-batched-tokens", "32", "--no-prefix-caching", "--no-hash-check"),
         *("--no-host-cache", "--no-huge-pages"),
         *("--kernels", "onnxruntime", "--rounding", "exact", "--kv-dtype", "float16"),
-        *("--backend", "onnxruntime"),
+        *("--backend", "onnxruntime", "--provider", "tensorrt"),
     )
     default, given = (dict(opened) for opened in scripted_llm.opened)
     assert str(given.pop("bundle")) == str(default.pop("bundle")) == "b"
     assert default == {
         **{"host_cache": True, "check_hashes": True, "enable_prefix_caching": True},
         **{"kernels": "auto", "rounding": "fast", "kv_dtype": "auto", "backend": "auto"},
+        "provider": "auto",
     }
     assert given == {
         **{"max_num_seqs": 2, "max_model_len": 64, "max_num_batched_tokens": 32},
         **{"intra_op_num_threads": 3, "spin": True, "check_hashes": False},
         **{"enable_prefix_caching": False, "host_cache": False, "huge_pages": False},
         **{"kernels": "onnxruntime", "rounding": "exact", "kv_dtype": "float16"},
-        **{"backend": "onnxruntime"},
+        **{"backend": "onnxruntime", "provider": "tensorrt"},
     }
 
 

@@ -20,6 +20,7 @@ from trtllm_lite.tools.doctor_checks.jobs import SMOLLM2, TINY, Job
 from trtllm_lite.tools.doctor_checks.machine import Report
 from trtllm_lite.tools.doctor_checks.packages import OnnxRuntime, Package
 from trtllm_lite.tools.doctor_checks.result import CheckResult, Status
+from trtllm_lite.tools.doctor_checks.runner import WORKER
 from trtllm_lite.tools.doctor_checks.tensorrt_facts import FoundTensorRt, TensorRt
 
 GPUS = GpuFacts((Gpu(0, "NVIDIA L4", "sm89", 24 * 2**30, 23 * 2**30),), "580.1", "13.0", "nvml")
@@ -103,6 +104,16 @@ def test_gpu_needs_the_packages_of_the_export(
     assert "torch is not installed: pip install 'trtllm-lite[export]'" in result.stderr
 
 
+def test_packages_of_other_versions_are_told_first(
+    doctor: Callable[..., Result], scripted: "ScriptedRunner"
+) -> None:
+    torch = Package("torch", "2.11.0", "trtllm-lite asks for >=2.13")
+    result = doctor(replace(report(), packages=(torch,)), "--gpu", "--json")
+    assert "warning: torch 2.11.0: trtllm-lite asks for >=2.13" in result.stderr
+    found = json.loads(result.stdout)["machine"]
+    assert found["other_versions"] == {"torch": "trtllm-lite asks for >=2.13"}
+
+
 @dataclass
 class ScriptedRunner:
     """Gives every job one result, whose status its target decides."""
@@ -110,9 +121,10 @@ class ScriptedRunner:
     status: dict[str, Status]
     jobs: list[Job]
 
-    def __call__(self, folder: Path, limit_s: float) -> "ScriptedRunner":
+    def __call__(self, folder: Path, limit_s: float, worker: tuple[str, ...]) -> "ScriptedRunner":
         assert folder.is_dir()
         assert limit_s < 8 * 60
+        assert worker == WORKER
         return self
 
     def run(self, job: Job, told: Callable[[CheckResult], None]) -> list[CheckResult]:
@@ -144,12 +156,16 @@ def test_gpu_runs_every_backend_and_keeps_the_results(
         ("cuda", TINY),
         ("cuda", SMOLLM2),
         ("tensorrt", SMOLLM2),
+        ("tensorrt", TINY),
+        ("tensorrt", TINY),
     ]
+    forms = [job.form for job in scripted.jobs]
+    assert forms == [*["usual"] * 4, "shared weights", "single engine"]
     kept = json.loads((tmp_path / "out/doctor-gpu.json").read_text())
-    assert kept["summary"] == {"passed": 4, "failed": 0, "skipped": 0}
+    assert kept["summary"] == {"passed": 6, "failed": 0, "skipped": 0}
     assert kept["machine"]["gpu"]["driver"] == "580.1"
     assert kept["results"][0]["numbers"] == {"tpot_ms": 1.25, "distance": None}
-    assert "4 passed, 0 failed, 0 skipped" in result.stdout
+    assert "6 passed, 0 failed, 0 skipped" in result.stdout
     assert "tpot_ms 1.25" in result.stdout
     assert not Path(scripted.jobs[0].folder).exists()
 
@@ -160,7 +176,7 @@ def test_one_failure_fails_the_whole(
     scripted.status["tensorrt"] = "failed"
     result = doctor(report(), "--gpu", "--json")
     assert result.exit_code == 1
-    assert json.loads(result.stdout)["summary"] == {"passed": 2, "failed": 2, "skipped": 0}
+    assert json.loads(result.stdout)["summary"] == {"passed": 2, "failed": 4, "skipped": 0}
     assert "tensorrt, tiny: a check: failed (why)" in result.stderr
 
 

@@ -272,10 +272,37 @@ class OtherWhenRepeated(Session):
 
 def test_graphs_are_compared_bit_by_bit() -> None:
     right = result_of(SameAsGraphs(), Session())
-    assert (right.status, right.numbers) == ("passed", {"steps_compared": 12.0})
+    assert (right.status, right.numbers) == (
+        "passed",
+        {"steps_compared": 12.0, "steps_equal": 12.0},
+    )
     wrong = result_of(SameAsGraphs(), OtherWhenRepeated())
     assert wrong.status == "failed"
     assert "other logits from slot 0 on: 1 rows, step 1, row 0" in wrong.reason
+
+
+class OldTokens(Session):
+    """The second run from slot 0 on of so many rows is the first one again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._recorded: dict[int, F32] = {}
+
+    def run(self, batch: Batch) -> F32:
+        logits = super().run(batch)
+        if batch.phase == "decode" and batch.first_slot == 0:
+            return self._recorded.setdefault(batch.rows, logits.copy())
+        return logits
+
+
+def test_graphs_of_other_kernels_are_compared_as_arithmetic() -> None:
+    facts = replace(FACTS, exact_graphs=False)
+    rounded = result_of(SameAsGraphs(), OtherWhenRepeated(), facts)
+    assert rounded.status == "passed"
+    assert 0 < rounded.numbers["largest_distance"] < 1e-5
+    assert rounded.numbers["steps_equal"] == 3.0
+    stale = result_of(SameAsGraphs(), OldTokens(), facts)
+    assert (stale.status, "largest_distance" in stale.reason) == ("failed", True)
 
 
 def test_warnings_come_with_the_result() -> None:
@@ -321,20 +348,25 @@ def test_steps_faster_than_memory_are_no_steps() -> None:
 
 
 def test_throughput_counts_every_token() -> None:
-    bench = Bench(Session(), FACTS)
-    numbers = Throughput(Ticks(2.0)).run(bench)
-    assert numbers == {f"tokens_per_s_at_{n}": n * 64 / 2.0 for n in CONCURRENCY if n <= SLOTS}
+    for count in (n for n in CONCURRENCY if n <= SLOTS):
+        numbers = Throughput(count, Ticks(2.0)).run(Bench(Session(), FACTS))
+        assert numbers == {"tokens_per_s": count * 64 / 2.0}
+
+
+def test_more_requests_than_slots_are_not_timed() -> None:
+    result = result_of(Throughput(SLOTS + 1), Session())
+    assert (result.status, result.reason) == ("skipped", f"the session has {SLOTS} slots")
 
 
 def test_throughput_of_steps_that_fail() -> None:
     session = Session()
     session.fail_next()
-    result = result_of(Throughput(), session)
+    result = result_of(Throughput(1), session)
     assert result.status == "failed"
     assert "a step failed with 1 requests" in result.reason
 
 
-@pytest.mark.parametrize("check", [TimePerToken(), Throughput()], ids=lambda c: c.name)
+@pytest.mark.parametrize("check", [TimePerToken(), Throughput(1)], ids=lambda c: c.name)
 def test_small_slots_are_not_timed(check: Check) -> None:
     result = result_of(check, Session(), replace(FACTS, capacity=60))
     assert result.status == "skipped"

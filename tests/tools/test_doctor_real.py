@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,20 +13,21 @@ from trtllm_lite.exporter import pipeline
 from trtllm_lite.exporter.options import ExportOptions
 from trtllm_lite.runtime.backends.base import Array, Batch, Session, SessionInfo
 from trtllm_lite.runtime.bundle import open_bundle
-from trtllm_lite.runtime.engines import engine_builder, gpus, trt_module
-from trtllm_lite.runtime.engines.engine_builder import BuildOptions
+from trtllm_lite.runtime.engines.engine_key import BuildOptions
+from trtllm_lite.runtime.engines.gpus import Gpu
 from trtllm_lite.runtime.engines.profiles import EngineLimits
+from trtllm_lite.tools.doctor_checks import prepare
 from trtllm_lite.tools.doctor_checks.bench import LIMITS, SENSITIVITY, Check, distance
 from trtllm_lite.tools.doctor_checks.jobs import CORRECTNESS, SMOLLM2, TINY, Job, ModelPlan
 from trtllm_lite.tools.doctor_checks.logits_checks import OneRow, PiecesOverCache
-from trtllm_lite.tools.doctor_checks.openers import opener_of
-from trtllm_lite.tools.doctor_checks.prepare import SEED, build_plans, export_bundle
+from trtllm_lite.tools.doctor_checks.prepare import SEED, PlanTools, build_plans, export_bundle
 from trtllm_lite.tools.doctor_checks.reference import EagerReference
 from trtllm_lite.tools.doctor_checks.result import CheckFailedError, judged
 from trtllm_lite.tools.doctor_checks.runner import Runner
 from trtllm_lite.tools.doctor_checks.sessions import JobBench
 from trtllm_lite.tools.doctor_checks.speed_checks import BUDGET
-from trtllm_lite.tools.doctor_checks.worker import steps_of
+from trtllm_lite.tools.doctor_checks.steps import steps_of
+from trtllm_lite.tools.doctor_checks.workshop import Workshop
 from trtllm_lite.tools.make_checkpoint import SHAPES, make_checkpoint
 
 
@@ -51,7 +53,7 @@ def job(tiny_checkpoint: Path, tiny_bundle: Path) -> Job:
 
 @pytest.fixture
 def bench(job: Job) -> Iterator[JobBench]:
-    bench = JobBench(job, opener_of("cpu"))
+    bench = JobBench(job, Workshop())
     yield bench
     bench.close()
 
@@ -103,10 +105,12 @@ def test_what_is_built(
         return SimpleNamespace(engine=SimpleNamespace(record=SimpleNamespace(plans=[plan])))
 
     trt = SimpleNamespace(nameable_gpus=nameable)
-    monkeypatch.setattr(engine_builder, "build_engines", build)
-    monkeypatch.setattr(trt_module, "require_tensorrt", lambda gpus, here: trt)
-    monkeypatch.setattr(gpus, "current_gpu", lambda: gpus.Gpu("sm89", "580.1"))
-    numbers = build_plans(job)
+    monkeypatch.setattr(prepare, "build_engines", build)
+
+    def found(gpus: tuple[str, ...], here: str | None) -> Any:
+        return trt
+
+    numbers = build_plans(job, PlanTools(lambda: Gpu("sm89", "580.1"), found))
     assert numbers == {
         "decode_plan_bytes": 9.0,
         "decode_attention_layers": 2.0,
@@ -116,9 +120,8 @@ def test_what_is_built(
     assert options.gpus == ("sm89",)
     assert options.driver == (None if nameable else "580.1")
     assert options.limits.capacity == TINY.capacity
-    monkeypatch.setattr(gpus, "current_gpu", lambda: None)
     with pytest.raises(CheckFailedError, match="no GPU"):
-        build_plans(job)
+        build_plans(job, PlanTools(lambda: None, found))
 
 
 @pytest.mark.parametrize("model", [TINY, SMOLLM2], ids=lambda m: m.shape)
@@ -173,7 +176,7 @@ def test_a_session_that_does_not_open_fails_once(job: Job) -> None:
     def broken(*_: object) -> Session:
         raise RuntimeError("CUDA error 803")
 
-    bench = JobBench(job, broken)
+    bench = JobBench(job, Workshop(open=broken))
     checks: list[Check] = [OneRow(), PiecesOverCache()]
     first, second = (judged(c.name, "x", lambda c=c: c.run(bench)) for c in checks)  # type: ignore[misc]  # a lambda with a default has no inferred type
     assert (first.status, first.reason) == ("failed", "RuntimeError: CUDA error 803")

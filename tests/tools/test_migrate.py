@@ -103,7 +103,6 @@ def test_the_plain_engine(tmp_path: Path) -> None:
         "-o": "engine",
         "--target": "tensorrt",
         "--dtype": "bfloat16",
-        "--no-verify": "--max-model-len",
         "--max-model-len": "4096",
         "--max-num-seqs": "64",
     }
@@ -158,7 +157,6 @@ def test_every_format_has_a_word(tmp_path: Path, algo: str) -> None:
         ({"plugins": {"use_fp8_context_fmha": True}}, "use_fp8_context_fmha"),
         ({"plugins": {"streamingllm": True}}, "streamingllm"),
         ({"plugins": {"lora_plugin": "float16"}}, "lora_plugin"),
-        ({"plugins": {"manage_weights": True}}, "manage_weights"),
         ({"build": {"no_such_setting": 7}}, "no_such_setting"),
         ({"build": {"use_refit": 1}}, "use_refit"),
     ],
@@ -254,8 +252,18 @@ def test_the_recipe_is_one_that_export_takes(tmp_path: Path, dtype: str, algo: s
         quantize=given.get("--quantize", "none"),
         max_model_len=int(given["--max-model-len"]),
         max_num_seqs=int(given["--max-num-seqs"]),
-        verify="--no-verify" not in recipe.export,
     )
+
+
+def test_weights_outside_of_the_plans_are_shared_ones(tmp_path: Path) -> None:
+    recipe = recipe_of(tmp_path, plugins={"manage_weights": True})
+    found = row(recipe, "manage_weights")
+    assert (found.kind, found.new) == ("mapped", "build --share-weights")
+    assert recipe.build[-1] == "--share-weights"
+    int4 = {"quantization": {"quant_algo": "W4A16_AWQ"}}
+    held = recipe_of(tmp_path, int4, plugins={"manage_weights": True})
+    assert row(held, "manage_weights").kind == "no equivalent"
+    assert "--share-weights" not in held.build
 
 
 def test_the_commands_have_those_options(tmp_path: Path) -> None:

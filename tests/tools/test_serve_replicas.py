@@ -181,3 +181,5 @@ def test_what_is_for_a_gpu_is_refused(
     assert result.exit_code == 2
     on_cpu = serve(str(tiny_bundle), "--replicas", "2", "--backend", "onnxruntime")
     assert on_cpu.exit_code == (7 if target == "tensorrt" else 2)
+    on_gpu = ("--backend", "onnxruntime", "--provider", "tensorrt")
+    assert serve(str(tiny_bundle), "--replicas", "2", *on_gpu).exit_code == 2

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trtllm_lite.runtime.bundle_files import describe_file
-from trtllm_lite.runtime.manifest import MANIFEST_NAME
+from trtllm_lite.runtime.manifest import FORMAT_VERSION, MANIFEST_NAME
 from trtllm_lite.runtime.manifest_io import read_manifest, write_manifest
 from trtllm_lite.tools.conformance.judge import ConformanceError
 
@@ -69,4 +69,4 @@ def _replace(bundle: Path, name: str, data: bytes) -> None:
     (bundle / name).write_bytes(data)
     entry = describe_file(bundle, name)
     files = tuple(entry if each.path == name else each for each in manifest.files)
-    write_manifest(bundle, replace(manifest, files=files))
+    write_manifest(bundle, replace(manifest, files=files, format_version=FORMAT_VERSION))

@@ -22,7 +22,8 @@ SENSITIVITY = 3.0
 @dataclass(frozen=True)
 class Facts:
     """What is true of the subject. weight_bytes: that a decode step reads. kv_bytes: of one token.
-    bandwidth: of the device's memory in bytes a second, None where it is not known."""
+    bandwidth: of the device's memory in bytes a second, None where it is not known. exact_graphs:
+    whether a recorded step runs the kernels of one that is not, so that no bit may differ."""
 
     lane: str
     vocab_size: int
@@ -32,6 +33,7 @@ class Facts:
     weight_bytes: int
     kv_bytes: int
     bandwidth: float | None = None
+    exact_graphs: bool = True
 
     @property
     def limit(self) -> float:
@@ -63,9 +65,11 @@ class Bench(Protocol):
 
 
 class Check(Protocol):
-    """One thing to find out. `budget_s`: seconds after which it counts as failed."""
+    """One thing to find out. `expected_s`: seconds that it takes on a GPU, with less of which it is
+    not begun. `budget_s`: seconds after which it counts as failed."""
 
     name: str
+    expected_s: float
     budget_s: float
 
     def run(self, bench: Bench) -> Numbers:

@@ -2,7 +2,7 @@
 would."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trtllm_lite.tools.doctor_checks.gpu_facts import GpuFacts
 from trtllm_lite.tools.doctor_checks.host_facts import HostFacts
@@ -14,8 +14,8 @@ OLDEST_CUDA = (1, 31)
 FLAVOURS = {"cpu": "onnxruntime", "gpu": "onnxruntime-gpu"}
 """Which package of ONNX Runtime an extra brings."""
 
-NATIVE = "pip install tensorrt"
-CUDA_LIBRARIES = "pip install 'onnxruntime-gpu[cuda,cudnn]'"
+NATIVE = "pip install 'trtllm-lite[tensorrt]'"
+CUDA_LIBRARIES = "pip install 'trtllm-lite[gpu]'"
 BINDINGS = "pip install cuda-bindings"
 
 
@@ -59,13 +59,18 @@ def _cpu(machine: Machine) -> Choice:
     name = f"onnxruntime {machine.ort.version}"
     if machine.host.kernels:
         said = "quantized weights: native kernels; others: ONNX Runtime's own operators"
-        return Choice("cpu", f"{name}, native kernels", _with_problem(machine.ort, said))
-    said = f"no native kernels: {machine.host.kernels_reason}"
-    return Choice("cpu", name, _with_problem(machine.ort, said))
+        choice = Choice("cpu", f"{name}, native kernels", said)
+    else:
+        choice = Choice("cpu", name, f"no native kernels: {machine.host.kernels_reason}")
+    return _with_problem(choice, machine.ort, "cpu")
 
 
-def _with_problem(ort: OnnxRuntime, said: str) -> str:
-    return f"{said}; {ort.problem}" if ort.problem else said
+def _with_problem(choice: Choice, ort: OnnxRuntime, extra: str) -> Choice:
+    """The choice with what is wrong although it runs, and the lines that mend it."""
+    if not ort.problem:
+        return choice
+    reason = f"{choice.reason}; {ort.problem}"
+    return replace(choice, reason=reason, install=_install(ort, extra))
 
 
 def _cuda(machine: Machine) -> Choice:
@@ -85,7 +90,7 @@ def _cuda(machine: Machine) -> Choice:
     gpu = machine.gpu.gpus[0]
     said = f"{CUDA_PROVIDER} is there, and so is GPU 0 ({gpu.sm})"
     name = f"onnxruntime {machine.ort.version} on {gpu.name}"
-    return Choice("cuda", name, _with_problem(machine.ort, said), on_gpu=True)
+    return _with_problem(Choice("cuda", name, said, on_gpu=True), machine.ort, "gpu")
 
 
 def _tensorrt(machine: Machine, cpu: Choice) -> Choice:
@@ -134,8 +139,8 @@ def _onnxruntime_problem(
 
 
 def _install(ort: OnnxRuntime, extra: str) -> tuple[str, ...]:
-    """The lines for an extra. Packages that share one module overwrite each other's files, so the
-    others go first."""
+    """The lines for an extra. Packages that share one module overwrite each other's files, and who
+    is uninstalled takes those of the other along: where there is another, all go first."""
     others = [name for name in ort.flavours if name != FLAVOURS[extra]]
-    first = (f"pip uninstall {' '.join(others)}",) if others else ()
+    first = (f"pip uninstall -y {' '.join(ort.flavours)}",) if others else ()
     return (*first, f"pip install -U 'trtllm-lite[{extra}]'")

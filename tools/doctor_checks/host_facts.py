@@ -10,7 +10,17 @@ from trtllm_lite.runtime.host_cache import user_cache_folder
 from trtllm_lite.runtime.kernels import find_kernels
 
 TELLING = (
-    *("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16"),
+    *(
+        "avx2",
+        "fma",
+        "f16c",
+        "avx_vnni",
+        "avx512f",
+        "avx512bw",
+        "avx512_vnni",
+        "avx512_bf16",
+        "avx512vbmi",
+    ),
     *("avx512_fp16", "amx_tile", "amx_int8", "amx_bf16"),
     *("asimddp", "i8mm", "bf16", "sve", "sve2"),
 )

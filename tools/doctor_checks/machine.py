@@ -29,6 +29,7 @@ class Report:
         return {
             "ready": self.ready,
             "packages": {p.name: p.version or None for p in self.packages},
+            "other_versions": {p.name: p.problem for p in self.packages if p.problem},
             "host": found["host"],
             "gpu": found["gpu"],
             "onnxruntime": found["ort"],

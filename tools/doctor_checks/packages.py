@@ -2,45 +2,53 @@
 
 import importlib.metadata
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from trtllm_lite.runtime.backends.cuda_libraries import (
     missing_cuda_library,
     preload_cuda_libraries,
 )
+from trtllm_lite.tools.doctor_checks.ranges import OWN, Range, wanted_ranges
 
 CUDA_PROVIDER = "CUDAExecutionProvider"
 PACKAGES = (
     *("numpy", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx", "cuda-bindings"),
-    *("torch", "transformers", "onnx", "onnxscript", "tokenizers", "llguidance", "starlette"),
-    *("uvicorn", "ray"),
+    *("torch", "transformers", "onnx", "onnxscript", "onnx-ir", "safetensors", "gguf"),
+    *("ml-dtypes", "huggingface-hub", "tokenizers", "llguidance", "starlette", "uvicorn", "ray"),
 )
-TENSORRT_NAMES = ("tensorrt", "tensorrt-cu12", "tensorrt-cu13")
-"""Packages that bring the module `tensorrt`."""
+OTHER_NAMES = {
+    "tensorrt": ("tensorrt-cu12", "tensorrt-cu13"),
+    "tensorrt-rtx": ("tensorrt-rtx-cu12", "tensorrt-rtx-cu13"),
+}
+"""Packages that bring the same module as one of those."""
 
-RTX_NAMES = ("tensorrt-rtx", "tensorrt_rtx_cu13")
 OTHER_FLAVOURS = ("onnxruntime-directml", "onnxruntime-openvino", "onnxruntime-rocm")
 
 Version = Callable[[str], str]
+Place = Callable[[str], Path]
+"""The folder of the module `onnxruntime` that a package brings."""
 
 
 @dataclass(frozen=True)
 class Package:
-    """`version` is empty for a package that is not installed."""
+    """`version` is empty for a package that is not installed. `problem`: that trtllm-lite asks for
+    another one."""
 
     name: str
     version: str
+    problem: str = ""
 
 
 @dataclass(frozen=True)
 class OnnxRuntime:
     """What `import onnxruntime` gives.
 
-    flavours: the packages that claim the module; several overwrite each other's files. problem:
-    why it does not load, or that there are several. cuda_problem: the library that its CUDA
+    flavours: the packages whose module it is; several overwrite each other's files. problem: why it
+    does not load, or that there are several. cuda_problem: the library that its CUDA
     provider does not find.
     """
 
@@ -51,11 +59,22 @@ class OnnxRuntime:
     cuda_problem: str = ""
 
 
-def read_packages(version_of: Version = importlib.metadata.version) -> tuple[Package, ...]:
+def read_packages(
+    version_of: Version = importlib.metadata.version, ranges: Mapping[str, Range] | None = None
+) -> tuple[Package, ...]:
     """Python first, then the packages, installed or not."""
     python = ".".join(map(str, sys.version_info[:3]))
-    rows = [Package("python", python), Package("trtllm-lite", installed("trtllm-lite", version_of))]
-    return (*rows, *(Package(name, installed(name, version_of)) for name in PACKAGES))
+    rows = [Package("python", python), Package(OWN, installed(OWN, version_of))]
+    ranges = wanted_ranges() if ranges is None else ranges
+    return (*rows, *(_package(name, version_of, ranges.get(name)) for name in PACKAGES))
+
+
+def _package(name: str, version_of: Version, wanted: Range | None) -> Package:
+    names = (name, *OTHER_NAMES.get(name, ()))
+    version = next((v for v in (installed(n, version_of) for n in names) if v), "")
+    if wanted is None or not version or wanted.holds(version):
+        return Package(name, version)
+    return Package(name, version, f"{OWN} asks for {wanted.words}")
 
 
 def installed(name: str, version_of: Version = importlib.metadata.version) -> str:
@@ -69,6 +88,7 @@ def installed(name: str, version_of: Version = importlib.metadata.version) -> st
 def read_onnxruntime(
     load: Callable[[str], Any] = import_module,
     version_of: Version = importlib.metadata.version,
+    place_of: Place | None = None,
 ) -> OnnxRuntime:
     """Import ONNX Runtime and ask for its providers. Never raises."""
     names = ("onnxruntime", "onnxruntime-gpu", *OTHER_FLAVOURS)
@@ -82,10 +102,21 @@ def read_onnxruntime(
         return OnnxRuntime(flavours=flavours, problem=f"cannot be imported: {error}")
     except (ImportError, OSError, AttributeError) as error:
         return OnnxRuntime(flavours=flavours, problem=f"cannot be imported: {error}")
+    flavours = _owners(module, flavours, place_of or _place)
     said = ""
     if len(flavours) > 1:
         said = f"{' and '.join(flavours)} are both installed and share one module: keep one"
     return OnnxRuntime(version, flavours, providers, said, _cuda_problem(module, providers))
+
+
+def _place(name: str) -> Path:
+    return Path(str(importlib.metadata.distribution(name).locate_file("onnxruntime"))).resolve()
+
+
+def _owners(module: Any, names: tuple[str, ...], place_of: Place) -> tuple[str, ...]:
+    """Those in whose folder the module is: one that lies elsewhere is out of the way."""
+    own = Path(module.__file__).parent.resolve()
+    return tuple(name for name in names if place_of(name) == own)
 
 
 def _cuda_problem(module: Any, providers: tuple[str, ...]) -> str:

@@ -15,17 +15,28 @@ from trtllm_lite.runtime.planning.gpus import find_gpu
 from trtllm_lite.tools.console import Console
 from trtllm_lite.tools.doctor_checks.choices import Choice
 from trtllm_lite.tools.doctor_checks.files import write_json
-from trtllm_lite.tools.doctor_checks.jobs import SMOLLM2, TINY, Job
+from trtllm_lite.tools.doctor_checks.jobs import SMOLLM2, TINY, Job, ModelPlan, PlanForm
 from trtllm_lite.tools.doctor_checks.machine import Report
 from trtllm_lite.tools.doctor_checks.packages import installed
 from trtllm_lite.tools.doctor_checks.result import CheckResult
-from trtllm_lite.tools.doctor_checks.runner import Runner
+from trtllm_lite.tools.doctor_checks.runner import WORKER, Runner
 from trtllm_lite.tools.doctor_checks.tables import report_tables, result_table
 
-LIMIT_S = 450.0
 RESULTS_NAME = "doctor-gpu.json"
 TARGETS = ("tensorrt", "cuda")
-DTYPE = "float16"
+
+
+@dataclass(frozen=True)
+class ProofPlan:
+    """How the proof is made. `limit_s`: for all of it. `worker`: the command of the processes that
+    compute, without the job's file. `models`: the small one and, if any, the large one. `forms`: of
+    plans, besides the usual one."""
+
+    limit_s: float = 450.0
+    worker: tuple[str, ...] = WORKER
+    models: tuple[ModelPlan, ...] = (TINY, SMOLLM2)
+    dtype: str = "float16"
+    forms: tuple[PlanForm, ...] = ("shared weights", "single engine")
 
 
 @dataclass(frozen=True)
@@ -36,30 +47,47 @@ class Proof:
     skipped: tuple[CheckResult, ...]
 
 
-def prove_gpu(console: Console, report: Report, folder: Path, *, json: bool) -> int:
+def prove_gpu(
+    console: Console,
+    report: Report,
+    folder: Path,
+    *,
+    json: bool,
+    plan: ProofPlan | None = None,
+) -> int:
     """Run everything that this machine can run; the exit code. Raises TrtllmLiteError without a GPU
     or without the packages of the export, OSError for a folder that cannot be written."""
     if not report.machine.gpu.gpus:
         raise TrtllmLiteError(f"--gpu: {report.machine.gpu.problem}")
     if not installed("torch"):
         raise MissingExtraError("torch", "export")
+    for package in report.packages:
+        if package.problem:
+            console.warn(f"{package.name} {package.version}: {package.problem}")
+    plan = plan or ProofPlan()
     with tempfile.TemporaryDirectory(prefix="trtllm-lite-doctor-") as work:
-        proof = planned(report, Path(work))
+        proof = planned(report, Path(work), plan)
         record = Record(folder, report)
-        results = _run_all(console, proof, Runner(Path(work), LIMIT_S), record)
+        runner = Runner(Path(work), plan.limit_s, plan.worker)
+        results = _run_all(console, proof, runner, record)
     _show(console, report, results, record, json=json)
     ran = any(result.status == "passed" for result in results)
     return 0 if ran and not any(result.status == "failed" for result in results) else 1
 
 
-def planned(report: Report, work: Path) -> Proof:
-    """Small models first, so that what is wrong shows before what is slow; the large model's plans,
-    which take longest to build, last."""
+def planned(report: Report, work: Path, plan: ProofPlan) -> Proof:
+    """In the order of importance, which is that in which they are run: small models before large
+    ones, so that what is wrong shows before what is slow; the large model's plans, which take
+    longest to build, behind all that is needed; what is an option last."""
     bandwidth = bandwidth_of(report.machine.gpu.gpus[0].name)
     found = {choice.target: choice for choice in report.choices}
     usable = [target for target in TARGETS if found[target].on_gpu]
-    order = [*((t, TINY) for t in usable), *((t, SMOLLM2) for t in reversed(usable))]
-    jobs = [Job(target, DTYPE, model, str(work), bandwidth) for target, model in order]
+    small, *large = plan.models
+    order = [(t, small) for t in usable] + [(t, m) for m in large for t in reversed(usable)]
+    jobs = [Job(target, plan.dtype, model, str(work), bandwidth) for target, model in order]
+    if "tensorrt" in usable:
+        last = (Job("tensorrt", plan.dtype, small, str(work), bandwidth, f) for f in plan.forms)
+        jobs += last
     skipped = [_skipped(found[target]) for target in TARGETS if target not in usable]
     return Proof(tuple(jobs), tuple(skipped))
 

@@ -1,5 +1,5 @@
 """How fast it is: time per token of one request against the limit of the memory's rate, and the
-throughput of a whole engine at several numbers of requests."""
+throughput of a whole engine."""
 
 import statistics
 import time
@@ -15,9 +15,10 @@ from trtllm_lite.tools.doctor_checks.result import CheckFailedError, CheckSkippe
 
 CONTEXT = 128
 WARM_UP, TIMED = 8, 64
-IMPOSSIBLE = 1.05
-"""A step that reads its bytes faster than the memory gives them was not waited for, or did not
-read them."""
+IMPOSSIBLE = 1.5
+"""A step that reads its bytes so much faster than the memory gives them was not waited for, or did
+not read them. A part of the weights may come from the second-level cache, which holds up to a third
+of the model that is timed."""
 
 CONCURRENCY = (1, 8, 32, 128)
 PROMPT, ANSWER = 64, 64
@@ -31,7 +32,7 @@ class TimePerToken:
     """The median decode step of one row at a context of about 128 tokens."""
 
     name = "time per token of one request"
-    budget_s = 60.0
+    expected_s, budget_s = 5.0, 45.0
 
     def __init__(self, clock: Clock = time.perf_counter) -> None:
         self._clock = clock
@@ -78,23 +79,24 @@ class TimePerToken:
 
 
 class Throughput:
-    """Whole engines with 1, 8, 32 and 128 requests of 64 tokens that answer with 64."""
+    """A whole engine with so many requests of 64 tokens at once that answer with 64."""
 
-    name = "throughput"
-    budget_s = 120.0
+    expected_s, budget_s = 4.0, 60.0
 
-    def __init__(self, clock: Clock = time.perf_counter) -> None:
+    def __init__(self, count: int, clock: Clock = time.perf_counter) -> None:
+        self.name = f"throughput at {count}"
+        self._count = count
         self._clock = clock
 
     def run(self, bench: Bench) -> Numbers:
-        needed = PROMPT + ANSWER + BUDGET
-        if bench.facts.capacity < needed:
-            raise CheckSkippedError(f"a slot holds {bench.facts.capacity} tokens of {needed}")
-        numbers = Numbers()
-        for count in CONCURRENCY:
-            if count <= bench.facts.num_slots:
-                numbers[f"tokens_per_s_at_{count}"] = self._measure(bench, count)
-        return numbers
+        facts, needed = bench.facts, PROMPT + ANSWER + BUDGET
+        if facts.capacity < needed:
+            raise CheckSkippedError(f"a slot holds {facts.capacity} tokens of {needed}")
+        if facts.num_slots < self._count:
+            raise CheckSkippedError(f"the session has {facts.num_slots} slots")
+        # Kernels may be compiled, and graphs recorded, the first time that a number of rows comes.
+        self._measure(bench, self._count)
+        return {"tokens_per_s": self._measure(bench, self._count)}
 
     def _measure(self, bench: Bench, count: int) -> float:
         """Generated tokens a second of all requests together."""

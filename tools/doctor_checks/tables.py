@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from trtllm_lite.tools.console import Table, format_bytes
-from trtllm_lite.tools.doctor_checks.choices import Choice
+from trtllm_lite.tools.doctor_checks.choices import FLAVOURS, Choice
 from trtllm_lite.tools.doctor_checks.gpu_facts import GpuFacts
 from trtllm_lite.tools.doctor_checks.host_facts import HostFacts
 from trtllm_lite.tools.doctor_checks.machine import Report
@@ -40,17 +40,16 @@ def _choices(found: Sequence[Choice]) -> Table:
 
 def _packages(report: Report) -> Table:
     ort = report.machine.ort
-    notes = {
-        "onnxruntime": ort.problem or ", ".join(ort.providers),
-        "onnxruntime-gpu": ", ".join(ort.providers) if not ort.problem else "",
-    }
+    notes = dict.fromkeys(FLAVOURS.values(), "another one is found first")
+    notes |= dict.fromkeys(ort.flavours, ort.problem or ", ".join(ort.providers))
     rows = [_package(p, notes) for p in report.packages]
     return Table("Packages", ("package", "version", "note"), tuple(rows))
 
 
 def _package(package: Package, notes: dict[str, str]) -> tuple[str, str, str]:
     note = notes.get(package.name, "") if package.version else ""
-    return package.name, package.version or "-", note
+    said = "; ".join(part for part in (package.problem, note) if part)
+    return package.name, package.version or "-", said
 
 
 def _host(host: HostFacts) -> Table:

@@ -11,6 +11,7 @@ PLUGINS = "there are no plugins: graphs hold standard operators, and TensorRT pi
 ONE_GPU = "one process drives one GPU; serve --replicas runs several processes"
 TEXT_ONLY = "text decoders only"
 NO_LORA = "no adapters at run time: merge them into the checkpoint before the export"
+NO_HEADS = "no draft models or heads; serve --speculation ngram needs none"
 CHECKPOINT = "read from the checkpoint's own config.json"
 REBUILD = "plans are a cache beside the graphs: built again, never changed in place"
 ALWAYS = "always so"
@@ -60,9 +61,13 @@ MODEL_RULES = (
         "no equivalent",
         "no list of layers: the certificate decides which formats pass",
     ),
-    _model("lora*", "no equivalent", NO_LORA),
+    _model("*lora*", "no equivalent", NO_LORA),
+    _model("num_medusa*", "no equivalent", NO_HEADS),
+    _model("*eagle*", "no equivalent", NO_HEADS),
+    _model("redrafter*", "no equivalent", NO_HEADS),
+    _model("max_draft_len", "no equivalent", NO_HEADS),
     _model("vision*", "no equivalent", TEXT_ONLY),
-    _model("max_medusa_token_len", "no equivalent", "no draft heads", 0),
+    _model("max_medusa_token_len", "no equivalent", NO_HEADS),
     _model("*", "automatic", CHECKPOINT),
 )
 
@@ -107,6 +112,7 @@ BUILD_RULES = (
 
 PLUGIN_RULES = (
     _plugin("lora_plugin", "no equivalent", NO_LORA),
+    _plugin("dora_plugin", "no equivalent", NO_LORA),
     _plugin("nccl_plugin", "no equivalent", ONE_GPU, "auto"),
     _plugin("use_fp8_context_fmha", "no equivalent", "attention is in float16 or bfloat16"),
     _plugin("streamingllm", "no equivalent", "only windows that the model itself has"),

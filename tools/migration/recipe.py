@@ -1,15 +1,15 @@
 """The recipe for an old configuration: commands, and a row for every setting that is set.
 
 Settings that decide an option here are read by name (`_Maker`); all others fall under the fixed
-rules, or are listed as unknown. None is dropped.
+rules, or are listed as unknown. None is dropped: what has no row is off, or what it is by default,
+and is counted.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 
 from trtllm_lite.exporter.options import MAX_SEQS
 from trtllm_lite.runtime.errors import UsageError
-from trtllm_lite.tools.migration.fixed_rules import FixedRule, fixed_rule
+from trtllm_lite.tools.migration.fixed_rules import NO_HEADS, FixedRule, fixed_rule
 from trtllm_lite.tools.migration.formats import kv_row, quantize_for
 from trtllm_lite.tools.migration.models import family_row
 from trtllm_lite.tools.migration.old_config import BUILD, MODEL, OldConfig, Value
@@ -64,7 +64,12 @@ class _Maker:
             build=("trtllm-lite", "build", name, *self._build),
             serve=("trtllm-lite", "serve", name, *self._serve),
             rows=tuple(self._rows),
+            unset=self._unset(),
         )
+
+    def _unset(self) -> tuple[str, ...]:
+        told = {name for row in self._rows for name in (row.old, *row.names)}
+        return tuple(name for name in self._config.settings if name not in told)
 
     def _row(self, name: str, kind: Kind, new: str, note: str) -> None:
         self._read.add(name)
@@ -83,9 +88,6 @@ class _Maker:
             raise UsageError(f"{name}: got {dtype!r}; allowed: {', '.join(DTYPES)}")
         self._export += ["--dtype", dtype]
         note = "of the graphs and of the KV cache"
-        if dtype == "bfloat16":
-            self._export.append("--no-verify")
-            note += "; no CPU computes in it, so the export proves nothing: float16 can be proved"
         self._row(name, "mapped", f"export --dtype {dtype}", note)
 
     def _quantization(self) -> None:
@@ -99,10 +101,11 @@ class _Maker:
             new = f"export --quantize {found.quantize}" if found.quantize else ""
             self._row(name, "mapped" if new else "no equivalent", new, found.note)
         self._group_size(algo)
-        name = f"{MODEL}.quantization.kv_cache_quant_algo"
-        self._read.add(name)
-        if self._config.text(name) not in (None, "NO_QUANT"):
-            self._row(name, *kv_row())
+        dtypes = (None, "NO_QUANT", self._config.text(f"{MODEL}.dtype"))
+        for name in (f"{MODEL}.quantization.kv_cache_quant_algo", f"{MODEL}.kv_dtype"):
+            self._read.add(name)
+            if self._config.text(name) not in dtypes:
+                self._row(name, *kv_row())
 
     def _group_size(self, algo: str | None) -> None:
         name = f"{MODEL}.quantization.group_size"
@@ -122,12 +125,16 @@ class _Maker:
         length, note = self._config.count(whole), "prompt and answer together"
         if length is None and self._config.count(answer) is not None:
             length = (self._config.count(prompt) or 0) + (self._config.count(answer) or 0)
-            self._row(answer, "mapped", "", f"added to max_input_len: {length}")
+            new = f"export --max-model-len {length}"
+            self._row(answer, "mapped", new, "added to max_input_len")
         elif whole in self._config.settings and length is None:
             note = "without a value: what the checkpoint declares"
         if length:
             self._export += ["--max-model-len", str(length)]
+        if length and answer not in self._read:
             self._row(whole, "mapped", f"export --max-model-len {length}", note)
+            if self._config.count(answer):
+                self._row(answer, "automatic", "", "max_seq_len says it")
         if prompt in self._config.settings:
             self._row(prompt, "automatic", "", "a prompt may fill --max-model-len, less one token")
         self._read.update((whole, prompt, answer))
@@ -154,15 +161,21 @@ class _Maker:
         file = self._config.text(read) or self._config.text(written)
         if file:
             self._build += ["--timing-cache", file]
-            name = read if self._config.text(read) else written
-            self._row(name, "mapped", f"build --timing-cache {file}", "read and written")
+            new, note = f"build --timing-cache {file}", "read and written"
+            for name in (read, written):
+                if self._config.text(name):
+                    self._row(name, "mapped", new, note)
         self._read.update((read, written))
 
     def _shared_weights(self) -> None:
         name = f"{BUILD}.plugin_config.manage_weights"
         if self._config.settings.get(name):
-            note = "every plan holds its own weights; the memory table of build says how much"
-            self._row(name, "no equivalent", "", note)
+            if "int4" in self._export:
+                self._row(name, "no equivalent", "", "plans hold int4 weights themselves")
+            else:
+                self._build.append("--share-weights")
+                note = "plans read one copy of the weights, which is outside of them"
+                self._row(name, "mapped", "build --share-weights", note)
         self._read.add(name)
 
     def _speculation(self) -> None:
@@ -170,6 +183,8 @@ class _Maker:
         mode, length = self._config.settings.get(name), self._config.count(drafts)
         self._read.update((name, drafts))
         if mode in NO_MODE:
+            if length:
+                self._row(drafts, "no equivalent", "", NO_HEADS)
             return
         if _is_mode(mode, NGRAM_MODES):
             self._serve += ["--speculation", "ngram"]
@@ -181,8 +196,9 @@ class _Maker:
             return
         if not _is_mode(mode, OTHER_MODES):
             raise UsageError(f"{name}: got {mode!r}; allowed: the modes of TensorRT-LLM 0.9 to 1.x")
-        note = "no draft models or heads; serve --speculation ngram needs none"
-        self._row(name, "no equivalent", "", note)
+        self._row(name, "no equivalent", "", NO_HEADS)
+        if length:
+            self._row(drafts, "no equivalent", "", NO_HEADS)
 
     def _beams_and_cache(self) -> None:
         name = f"{BUILD}.max_beam_width"
@@ -197,7 +213,7 @@ class _Maker:
             self._row(name, "automatic", "", "one slot of --max-model-len tokens a sequence")
 
     def _others(self) -> None:
-        groups: Counter[FixedRule] = Counter()
+        groups: dict[FixedRule, list[str]] = {}
         for name, value in self._config.settings.items():
             rule = fixed_rule(name)
             if name in self._read or value in OFF:
@@ -205,13 +221,13 @@ class _Maker:
             if rule is None:
                 self._row(name, "no equivalent", "", "not a setting of TensorRT-LLM 0.9 to 1.x")
             elif rule.kind == "automatic" and rule.pattern.endswith("*"):
-                groups[rule] += 1
+                groups.setdefault(rule, []).append(name)
             elif not _among(value, rule.quiet):
                 self._row(name, rule.kind, rule.new, rule.note)
-        for rule, count in groups.items():
-            self._rows.append(
-                Row(rule.pattern, f"{count} settings", rule.kind, rule.new, rule.note)
-            )
+        for rule, names in groups.items():
+            value = f"{len(names)} settings"
+            row = Row(rule.pattern, value, rule.kind, rule.new, rule.note, tuple(names))
+            self._rows.append(row)
 
 
 def _is_mode(value: Value, modes: dict[str, int]) -> bool:

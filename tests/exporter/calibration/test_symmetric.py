@@ -17,7 +17,9 @@ BITS, BLOCK = 4, 16
 class PlainSymmetric:
     """By the block's largest magnitude."""
 
-    def quantize(self, name: str, rows: Any, bits: int, block: int) -> Quantized:
+    def quantize(
+        self, name: str, rows: Any, bits: int, block: int, scales: str = "float32"
+    ) -> Quantized:
         blocks = rows.reshape(len(rows), -1, block)
         scale = np.abs(blocks).max(-1) / 7
         q = np.rint(blocks / scale[..., None]) + 8

@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 
 from trtllm_lite.exporter.passes.islands import keep_float32
-from trtllm_lite.exporter.scout.half import FLOAT, HALF, in_float32
+from trtllm_lite.exporter.rounded.graph import FLOAT, HALF, in_float32
 from trtllm_lite.runtime.errors import UnsupportedError
 
 Array = npt.NDArray[Any]

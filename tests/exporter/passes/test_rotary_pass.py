@@ -237,6 +237,29 @@ def test_a_width_that_the_kernel_refuses_stays(make_graph: Make) -> None:
     assert fold_rotary(build(make_graph, 16), LENGTH) == 1
 
 
+def test_a_head_that_the_kernel_refuses_stays(make_graph: Make, run_graph: Run) -> None:
+    """Of 40 elements, of which 16 are rotated: the operator takes multiples of 16."""
+    wider = {",32]": ",40]", ",64] v": ",80] v", ",128] y": ",160] y"}
+    wider |= {"{0, 0, 128}": "{0, 0, 160}", "{0, 0, 64}": "{0, 0, 80}", "seq,32]": "seq,40]"}
+
+    def made(text: str) -> ir.Model:
+        for old, new in wider.items():
+            text = text.replace(old, new)
+        model: ir.Model = make_graph(text)
+        return model
+
+    model, rng = build(made, 16), np.random.default_rng(0)
+    small = {"input_ids": np.zeros((1, 3), np.int64), "past_lens": np.array([2], np.int32)}
+    small |= {n: np.array([3], np.int32) for n in ("query_lens", "context_lens")}
+    sizes = {"q": (1, HEADS, 3, 40), "k": (1, KV_HEADS, 3, 40), "v": (1, 3, 80)}
+    sizes |= dict.fromkeys(("pk", "pv"), (1, KV_HEADS, 8, 40))
+    small |= {n: rng.standard_normal(s).astype(np.float32) for n, s in sizes.items()}
+    before = run_graph(model, small)
+    assert (fold_rotary(model, LENGTH), fuse_rotary(model, LENGTH)) == (0, 1)
+    for old, new in zip(before, run_graph(model, small), strict=True):
+        np.testing.assert_allclose(new, old, atol=1e-5)
+
+
 # fuse_rotary
 
 LIMIT = 12

@@ -190,3 +190,21 @@ def test_how_a_node_says_what_is_seen(
     key = node.inputs[1]
     assert key is not None
     assert key.is_graph_output() == sees_cache
+
+
+def test_half_precision_caps_its_scores_in_float32(make_graph: Make) -> None:
+    made = graph(make_graph, FORMS["softcap"])
+    for value in (
+        *made.graph.inputs,
+        *made.graph.outputs,
+        *(v for n in made.graph for v in n.outputs),
+    ):
+        if value.dtype == ir.DataType.FLOAT:
+            value.type = ir.TensorType(ir.DataType.FLOAT16)
+    standard_attention(made, "decode")
+    (tanh,) = [node for node in made.graph if node.op_type == "Tanh"]
+    (softmax,) = [node for node in made.graph if node.op_type == "Softmax"]
+    for node in (tanh, softmax):
+        assert node.outputs[0].dtype == ir.DataType.FLOAT
+    products = [node for node in made.graph if node.op_type == "MatMul"]
+    assert {node.outputs[0].dtype for node in products} == {ir.DataType.FLOAT16}

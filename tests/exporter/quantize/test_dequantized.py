@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from trtllm_lite.exporter.calibration.symmetric import SymmetricQuantizer
 from trtllm_lite.exporter.quantize.formats import FORMATS, Format
 from trtllm_lite.exporter.quantize.plan import Linear, plan_dequantized
-from trtllm_lite.exporter.quantize.quantizer import Quantizer, RoundToNearest
+from trtllm_lite.exporter.quantize.quantizer import HALVES, Quantizer, RoundToNearest
 
 KINDS = ("int8_dq32", "int8_dq128", "int4_dq64", "fp8_dq128")
 TYPES = {
@@ -26,7 +26,8 @@ HALF_STEP = {"int8": 0.5 / 127, "int4": 0.5 / 7, "float8e4m3fn": 2.0**-4}
 
 
 def quantizer_of(kind: Format) -> Quantizer:
-    return SymmetricQuantizer({}) if kind.bits == 4 else RoundToNearest()
+    symmetric = kind.bits == 4 and kind.dequantized
+    return SymmetricQuantizer({}) if symmetric else RoundToNearest()
 
 
 def encoded(kind: Format, rows: Any, cuts: tuple[int, ...] = ()) -> tuple[bytes, Any]:
@@ -77,6 +78,26 @@ def test_the_operator_gives_the_weights_back(name: str, rows: Any) -> None:
         allowed = step * (np.abs(rows) if "fp8" in name else largest) + 2e-3 * largest
         assert (np.abs(got - rows) <= allowed).all()
     assert not got[2, :128].any()
+
+
+@pytest.mark.parametrize("magnitude", [1.0, 1e-3, 1e-5])
+@pytest.mark.parametrize("scales", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", [*KINDS, "int8_block32", "int4_block32"])
+def test_integers_are_chosen_for_the_scales_that_are_stored(
+    name: str, scales: str, magnitude: float, rows: Any
+) -> None:
+    """float16 has few digits left for the scales of small weights, bfloat16 always."""
+    kind = FORMATS[name]
+    weights = rows / np.abs(rows).max() * np.float32(magnitude)
+    encoder = kind.encoder(N, K, quantizer_of(kind), scales)
+    encoder.add("w", weights)
+    scale = encoder.rest()[kind.parts[1].suffix]
+    np.testing.assert_array_equal(scale, scale.astype(HALVES[scales]).astype(np.float32))
+    largest = np.abs(weights.reshape(N, -1, kind.block)).max(-1)
+    if kind.bits == 8:
+        # What rounds to the largest number that there is.
+        top = 464.0 if "fp8" in name else 127.5
+        assert (top * (scale.T if kind.dequantized else scale) >= largest).all()
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -228,9 +228,11 @@ def test_four_bits_ask_the_quantizer_and_eight_do_not() -> None:
         def __init__(self) -> None:
             self.calls: list[tuple[str, int, int]] = []
 
-        def quantize(self, name: str, rows: Any, bits: int, block: int) -> Any:
+        def quantize(
+            self, name: str, rows: Any, bits: int, block: int, scales: str = "float32"
+        ) -> Any:
             self.calls.append((name, bits, block))
-            return super().quantize(name, rows, bits, block)
+            return super().quantize(name, rows, bits, block, scales)
 
     asked = Asked()
     for kind in FUSED.values():

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,24 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from trtllm_lite.exporter.external_data import bind, in_order, layout, plain, write_weights
+from trtllm_lite.exporter.external_data import (
+    NUMPY_DTYPES,
+    bind,
+    in_order,
+    layout,
+    plain,
+    write_weights,
+)
 from trtllm_lite.exporter.graphs import Graphs
 from trtllm_lite.exporter.passes import external_weights
 from trtllm_lite.exporter.passes.weights import PARTS
+from trtllm_lite.exporter.quantize import apply
 from trtllm_lite.exporter.quantize.apply import Prepared, prepare
 from trtllm_lite.exporter.quantize.plan import FormatPlan
 from trtllm_lite.exporter.quantize.quantizer import RoundToNearest, dequantized, per_channel
 from trtllm_lite.exporter.quantize.rewrite import find_linears, quantize_graph
 from trtllm_lite.exporter.weights import MappedSource
+from trtllm_lite.runtime.errors import UsageError
 from trtllm_lite.runtime.manifest import Phase
 from trtllm_lite.runtime.progress import NoProgress
 
@@ -295,3 +305,43 @@ def test_not_quantizing_changes_nothing(fresh_graphs: Callable[[], Graphs]) -> N
     assert [kinds(m) for m in made.graphs.models] == [kinds(m) for m in graphs.models]
     assert [s.name for s in made.stored] == list(graphs.weights)
     assert made.plan == FormatPlan()
+
+
+def test_a_request_that_no_weight_can_follow_is_refused(
+    fresh_graphs: Callable[[], Graphs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs = fresh_graphs()
+    graphs = replace(graphs, target=replace(graphs.target, dequantizes=True))
+    monkeypatch.setattr(apply, "plan_dequantized", lambda *args: FormatPlan())
+    with pytest.raises(UsageError, match="--quantize int8: blocks divide the inputs of no layer"):
+        prepare(graphs, "int8", "float16")
+    assert not [s for s in prepare(graphs, "none", "float16").stored if s.recipe.format]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_small_weights_lose_no_more_than_large_ones(tmp_path: Path, dtype: str) -> None:
+    """As the file has them: float16 has few digits for scales so small."""
+    model = small_graph()
+    plan = FormatPlan(decode="int8_block32")
+    _, stored = quantize_graph(model, "decode", plan, find_linears([model]), dtype)
+    arrays = {n: a / np.abs(a).max() * np.float32(1e-4) for n, a in weights().items()}
+    source = MappedSource(Memory(arrays), {n: n for n in arrays})
+    stored = in_order(stored, list(arrays))
+    write_weights(tmp_path / "w.bin", stored, source, RoundToNearest(), NoProgress())
+    places, raw = layout(stored)[0], (tmp_path / "w.bin").read_bytes()
+    by_name = {s.name: s for s in stored}
+
+    def read(name: str) -> Any:
+        place, tensor = places[name], by_name[name]
+        kind = np.dtype(NUMPY_DTYPES[tensor.dtype])
+        flat = np.frombuffer(raw[place.offset : place.offset + place.length], kind)
+        return flat.reshape(tensor.shape).astype(np.float32)
+
+    want = arrays["first"]
+    got = (read("first.q8") - 128) * read("first.q8_scale")[..., None]
+    got = got.reshape(INNER, -1)[:, :HIDDEN]
+    largest = np.abs(np.pad(want, ((0, 0), (0, 24))).reshape(INNER, 3, 32)).max(-1)
+    # No step is finer than float16's finest.
+    step = largest / 127 * 1.01 + (2.0**-24 if dtype == "float16" else 0)
+    allowed = 0.501 * step.repeat(32, 1)[:, :HIDDEN]
+    assert (np.abs(got - want) <= allowed).all()

@@ -1,5 +1,6 @@
 """The fake session: its model is sensitive to every slip, and it enforces the contract."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,7 @@ from trtllm_lite.runtime.manifest import (
     KVSpec,
     Limits,
     Manifest,
-    ModelFacts,
     Phase,
-    Quantization,
-    Source,
 )
 
 VOCAB = 61
@@ -258,17 +256,8 @@ def test_a_session_takes_vocabulary_regimes_and_decode_form_from_a_bundle(
 
 
 @pytest.fixture
-def fake_bundle() -> Bundle:
-    manifest = Manifest(
-        model=ModelFacts("toy", "Toy", 1, 1, 8, 17, None, (0,)),
-        source=Source("toy", "safetensors"),
-        target="cpu",
-        dtype="float32",
-        quantization=Quantization(),
-        limits=Limits(1, 8),
-        kv=KVSpec("float32", (KVLayer(1, 8),), recompute_at=2),
-        graphs=(GraphSpec("decode", "decode.onnx", (), ()),),
-        weights="weights.bin",
-        files=(),
-    )
-    return Bundle(Path(), manifest)
+def fake_bundle(make_manifest: Callable[..., Manifest]) -> Bundle:
+    kv = KVSpec("float32", (KVLayer(1, 8),), recompute_at=2)
+    graphs = [GraphSpec("decode", "decode.onnx", (), ())]
+    sizes = {"hidden_size": 8, "vocab_size": 17}
+    return Bundle(Path(), make_manifest("cpu", graphs, kv, Limits(1, 8), **sizes))

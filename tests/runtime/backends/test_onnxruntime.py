@@ -5,6 +5,7 @@ The graph is the smallest that keeps the contract: its logits are the first cach
 
 import sys
 import types
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,10 +31,7 @@ from trtllm_lite.runtime.manifest import (
     KVSpec,
     Limits,
     Manifest,
-    ModelFacts,
     Phase,
-    Quantization,
-    Source,
     TensorSpec,
 )
 
@@ -45,6 +43,7 @@ TYPES = {
     "int64": TensorProto.INT64,
 }
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
+MakeBundle = Callable[..., Bundle]
 
 
 def make_table(phase: Phase, dtype: str, capacity: int | str) -> GraphSpec:
@@ -84,23 +83,17 @@ def save_graph(folder: Path, table: GraphSpec) -> None:
     save_model(model, folder / table.file)
 
 
-def make_bundle(folder: Path, dtype: str = "float32", capacity: int | str = "capacity") -> Bundle:
-    tables = tuple(make_table(phase, dtype, capacity) for phase in PHASES)
-    for table in tables:
-        save_graph(folder, table)
-    manifest = Manifest(
-        model=ModelFacts("toy", "Toy", 0, 1, DIM, DIM, None, (0,)),
-        source=Source("toy", "safetensors"),
-        target="cpu",
-        dtype=dtype,
-        quantization=Quantization(),
-        limits=Limits(4, 64),
-        kv=KVSpec(dtype, (KVLayer(1, DIM),)),
-        graphs=tables,
-        weights="weights",
-        files=(),
-    )
-    return Bundle(folder, manifest)
+@pytest.fixture(scope="module")
+def make_bundle(make_manifest: Callable[..., Manifest]) -> MakeBundle:
+    def made(folder: Path, dtype: str = "float32", capacity: int | str = "capacity") -> Bundle:
+        tables = [make_table(phase, dtype, capacity) for phase in PHASES]
+        for table in tables:
+            save_graph(folder, table)
+        kv = KVSpec(dtype, (KVLayer(1, DIM),))
+        sizes = {"hidden_size": DIM, "vocab_size": DIM}
+        return Bundle(folder, make_manifest("cpu", tables, kv, Limits(4, 64), dtype=dtype, **sizes))
+
+    return made
 
 
 def one_token(slot: int, rows: int = 1) -> Batch:
@@ -109,11 +102,11 @@ def one_token(slot: int, rows: int = 1) -> Batch:
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def bundle(make_bundle: MakeBundle, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return make_bundle(tmp_path_factory.mktemp("bundle"))
 
 
-def test_a_bfloat16_cache_is_bound_as_bfloat16(tmp_path: Path) -> None:
+def test_a_bfloat16_cache_is_bound_as_bfloat16(make_bundle: MakeBundle, tmp_path: Path) -> None:
     session = open_session(make_bundle(tmp_path, "bfloat16"), SessionOptions(2, 4))
     values = np.arange(DIM, dtype=np.float32) - 3
     session.pool.keys[0][1, 0, 0] = values.view(np.uint32) >> 16
@@ -148,7 +141,9 @@ def test_a_batch_outside_the_slots_never_runs(bundle: Bundle) -> None:
         session.run(one_token(1, rows=2))
 
 
-def test_a_graph_of_fixed_capacity_refuses_any_other(tmp_path: Path) -> None:
+def test_a_graph_of_fixed_capacity_refuses_any_other(
+    make_bundle: MakeBundle, tmp_path: Path
+) -> None:
     bundle = make_bundle(tmp_path, capacity=16)
     with pytest.raises(UsageError, match=r"capacity: got 8.*16 tokens"):
         open_session(bundle, SessionOptions(2, 8))

@@ -1,9 +1,10 @@
 """Sessions on ONNX Runtime against a float64 numpy model, on graphs made here from the contract."""
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +24,8 @@ from trtllm_lite.runtime.manifest import (
     KVSpec,
     Limits,
     Manifest,
-    ModelFacts,
     Phase,
-    Quantization,
     Role,
-    Source,
     TensorSpec,
 )
 
@@ -36,33 +34,7 @@ WIDTH = HEADS * DIM
 SLOTS, CAPACITY = 4, 48
 REGIME = 0.05
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
-Weights = dict[str, npt.NDArray[np.float32]]
-
-
-def make_weights() -> Weights:
-    rng = np.random.default_rng(7)
-    shapes = {"embed": (VOCAB, WIDTH), "pos": (CAPACITY, WIDTH), "head": (WIDTH, VOCAB)}
-    for i in range(LAYERS):
-        shapes |= {f"q{i}": (WIDTH, WIDTH), f"k{i}": (WIDTH, KV_HEADS * DIM)}
-        shapes |= {f"v{i}": (WIDTH, KV_HEADS * DIM), f"o{i}": (WIDTH, WIDTH)}
-    return {n: (rng.standard_normal(s) / s[0] ** 0.5).astype(np.float32) for n, s in shapes.items()}
-
-
-def reference(weights: Weights, tokens: list[int], context: int = 0) -> npt.NDArray[np.float64]:
-    """Logits [len(tokens), vocab] of a whole sequence, computed from nothing."""
-    w = {n: a.astype(np.float64) for n, a in weights.items()}
-    n = len(tokens)
-    x = w["embed"][tokens] + w["pos"][:n] + REGIME * context
-    for i in range(LAYERS):
-        q = (x @ w[f"q{i}"]).reshape(n, HEADS, DIM)
-        k = (x @ w[f"k{i}"]).reshape(n, KV_HEADS, DIM).repeat(HEADS // KV_HEADS, axis=1)
-        v = (x @ w[f"v{i}"]).reshape(n, KV_HEADS, DIM).repeat(HEADS // KV_HEADS, axis=1)
-        scores = np.einsum("qhd,khd->hqk", q, k) / DIM**0.5
-        scores = np.where(np.tril(np.ones((n, n), bool)), scores, -np.inf)
-        p = np.exp(scores - scores.max(-1, keepdims=True))
-        out = np.einsum("hqk,khd->qhd", p / p.sum(-1, keepdims=True), v)
-        x = x + out.reshape(n, WIDTH) @ w[f"o{i}"]
-    return np.asarray(x @ w["head"])
+MakeBundle = Callable[..., Bundle]
 
 
 def layer_text(i: int, dtype: str, lens: str) -> str:
@@ -126,16 +98,16 @@ def graph_text(phase: Phase, dtype: str, *, context: bool) -> str:
 }}"""
 
 
-def make_model(phase: Phase, dtype: str, *, context: bool) -> ModelProto:
-    model = onnx.parser.parse_model(graph_text(phase, dtype, context=context))
+def make_graph(model: Any, phase: Phase, dtype: str, *, context: bool) -> ModelProto:
+    graph = onnx.parser.parse_model(graph_text(phase, dtype, context=context))
     constants: dict[str, Array] = {"one32": np.array(1, np.int32)}
     constants |= {"zero": np.array(0), "one": np.array(1), "axes12": np.array([1, 2])}
     constants |= {"axis1": np.array([1]), "axis2": np.array([2])}
     constants |= {"regime_off": np.zeros(1, np.float32)}
     constants |= {"regime_scale": np.full(1, REGIME, np.float32)}
-    arrays = {**make_weights(), **constants}
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in arrays.items())
-    return model
+    arrays = {**model.weights, **constants}
+    graph.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in arrays.items())
+    return graph
 
 
 def table_of(phase: Phase, model: ModelProto) -> GraphSpec:
@@ -174,30 +146,33 @@ def shuffle_names(table: GraphSpec, model: ModelProto) -> GraphSpec:
     return replace(table, inputs=tuple(inputs), outputs=tuple(outputs))
 
 
-def make_bundle(
-    folder: Path, *, dtype: str = "float32", context_lens: bool = False, shuffle: bool = False
-) -> Bundle:
-    tables = []
-    for phase in PHASES:
-        model = make_model(phase, dtype, context=context_lens)
-        table = table_of(phase, model)
-        tables.append(shuffle_names(table, model) if shuffle else table)
-        options = {"location": f"{phase}.weights", "size_threshold": 1024}
-        onnx.save_model(model, folder / table.file, save_as_external_data=True, **options)
-    recompute_at = 1000 if context_lens else None
-    manifest = Manifest(
-        model=ModelFacts("toy", "Toy", 0, LAYERS, WIDTH, VOCAB, None, (0,)),
-        source=Source("toy", "safetensors"),
-        target="cpu",
-        dtype="float32",
-        quantization=Quantization(),
-        limits=Limits(SLOTS, CAPACITY - 8),
-        kv=KVSpec(dtype, (KVLayer(KV_HEADS, DIM),) * LAYERS, recompute_at=recompute_at),
-        graphs=tuple(tables),
-        weights="weights",
-        files=(),
-    )
-    return Bundle(folder, manifest)
+@pytest.fixture(scope="module")
+def model(make_attention_model: Callable[..., Any]) -> Any:
+    return make_attention_model(CAPACITY)
+
+
+@pytest.fixture(scope="module")
+def make_bundle(model: Any, make_manifest: Callable[..., Manifest]) -> MakeBundle:
+    def made(
+        folder: Path, *, dtype: str = "float32", context_lens: bool = False, shuffle: bool = False
+    ) -> Bundle:
+        tables = []
+        for phase in PHASES:
+            graph = make_graph(model, phase, dtype, context=context_lens)
+            table = table_of(phase, graph)
+            tables.append(shuffle_names(table, graph) if shuffle else table)
+            options = {"location": f"{phase}.weights", "size_threshold": 1024}
+            onnx.save_model(graph, folder / table.file, save_as_external_data=True, **options)
+        kv = KVSpec(
+            dtype,
+            (KVLayer(KV_HEADS, DIM),) * LAYERS,
+            recompute_at=1000 if context_lens else None,
+        )
+        sizes = {"hidden_size": WIDTH, "vocab_size": VOCAB}
+        manifest = make_manifest("cpu", tables, kv, Limits(SLOTS, CAPACITY - 8), **sizes)
+        return Bundle(folder, manifest)
+
+    return made
 
 
 @dataclass
@@ -205,7 +180,7 @@ class Rows:
     """Drives a session as the engine does and remembers what each slot holds."""
 
     session: OrtSession
-    weights: Weights
+    model: Any
     context: int = 0
 
     def __post_init__(self) -> None:
@@ -234,7 +209,7 @@ class Rows:
 
     def expected(self, slot: int) -> npt.NDArray[np.float64]:
         """The last row of logits of what the slot holds."""
-        return np.asarray(reference(self.weights, self.tokens[slot], self.context)[-1])
+        return np.asarray(self.model.reference(self.tokens[slot], REGIME * self.context)[-1])
 
     def _run(
         self, phase: Phase, first: int, ids: Array, lens: Array, indices: Array
@@ -266,13 +241,13 @@ def close_to(actual: Array, expected: Array, tolerance: float = 1e-4) -> None:
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def bundle(make_bundle: MakeBundle, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return make_bundle(tmp_path_factory.mktemp("bundle"))
 
 
 @pytest.fixture
-def rows(bundle: Bundle) -> Rows:
-    return Rows(opened(bundle), make_weights())
+def rows(bundle: Bundle, model: Any) -> Rows:
+    return Rows(opened(bundle), model)
 
 
 def test_ragged_prefill_of_several_slots_matches_the_reference(rows: Rows) -> None:
@@ -305,7 +280,7 @@ def test_all_positions_of_a_chunk_can_be_asked_for(rows: Rows) -> None:
     tokens = prompt(5, 12)
     rows.prefill(1, [prompt(6, 3)])
     logits = rows.prefill(0, [tokens], indices=np.arange(12)[None])
-    close_to(logits[0], reference(rows.weights, tokens))
+    close_to(logits[0], rows.model.reference(tokens))
     shorter = rows.prefill(1, [prompt(6, 3)])
     close_to(shorter[0, 0], rows.expected(1))
     assert np.shares_memory(logits, shorter)
@@ -366,31 +341,37 @@ def test_blocks_read_from_one_slot_serve_another(rows: Rows) -> None:
     close_to(logits[0, 0], rows.expected(0))
 
 
-def test_roles_are_found_in_the_table_not_by_name(tmp_path: Path) -> None:
-    rows = Rows(opened(make_bundle(tmp_path, shuffle=True)), make_weights())
+def test_roles_are_found_in_the_table_not_by_name(
+    make_bundle: MakeBundle, model: Any, tmp_path: Path
+) -> None:
+    rows = Rows(opened(make_bundle(tmp_path, shuffle=True)), model)
     rows.prefill(0, [prompt(1, 5), prompt(2, 2)])
     logits = rows.decode([1, 2])
     for i in range(2):
         close_to(logits[i, 0], rows.expected(i))
 
 
-def test_context_lens_are_fed_where_the_table_has_them(tmp_path: Path) -> None:
-    rows = Rows(opened(make_bundle(tmp_path, context_lens=True)), make_weights(), context=9)
+def test_context_lens_are_fed_where_the_table_has_them(
+    make_bundle: MakeBundle, model: Any, tmp_path: Path
+) -> None:
+    rows = Rows(opened(make_bundle(tmp_path, context_lens=True)), model, context=9)
     logits = rows.prefill(0, [prompt(1, 5)])
     close_to(logits[0, 0], rows.expected(0))
     close_to(rows.decode([4])[0, 0], rows.expected(0))
 
 
-def test_a_half_precision_cache(tmp_path: Path) -> None:
-    rows = Rows(opened(make_bundle(tmp_path, dtype="float16")), make_weights())
+def test_a_half_precision_cache(make_bundle: MakeBundle, model: Any, tmp_path: Path) -> None:
+    rows = Rows(opened(make_bundle(tmp_path, dtype="float16")), model)
     assert rows.session.pool.keys[0].dtype == np.float16
     rows.prefill(0, [prompt(1, 5)])
     close_to(rows.decode([4])[0, 0], rows.expected(0), tolerance=5e-3)
 
 
-def test_an_error_of_the_graph_is_a_step_error_and_the_session_goes_on(tmp_path: Path) -> None:
+def test_an_error_of_the_graph_is_a_step_error_and_the_session_goes_on(
+    make_bundle: MakeBundle, model: Any, tmp_path: Path
+) -> None:
     """The graph has fewer positions than the slots have tokens."""
-    rows = Rows(opened(make_bundle(tmp_path), capacity=CAPACITY + 8), make_weights())
+    rows = Rows(opened(make_bundle(tmp_path), capacity=CAPACITY + 8), model)
     with pytest.raises(StepError, match="onnxruntime, prefill") as caught:
         rows.prefill(0, [prompt(1, CAPACITY + 1)])
     assert "\n" not in str(caught.value)

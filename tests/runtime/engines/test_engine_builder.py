@@ -1,5 +1,6 @@
 """The folder of plans: complete or not there, made once, described by its record."""
 
+import errno
 import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,19 +10,14 @@ import pytest
 
 from trtllm_lite.runtime.bundle import Bundle
 from trtllm_lite.runtime.engines.attention_patch import BuildError, Patched
-from trtllm_lite.runtime.engines.engine_builder import (
-    BuildOptions,
-    BuildReport,
-    build_engines,
-    engine_key,
-    planned_ledger,
-)
+from trtllm_lite.runtime.engines.engine_builder import BuildReport, build_engines
+from trtllm_lite.runtime.engines.engine_key import BuildOptions, engine_key, planned_ledger
 from trtllm_lite.runtime.engines.plan_builder import BuiltPlan, PlanRequest
 from trtllm_lite.runtime.engines.profiles import EngineLimits
 from trtllm_lite.runtime.engines.record import parse_record
 from trtllm_lite.runtime.engines.store import Machine, Need, find_engine, stored_engines
 from trtllm_lite.runtime.engines.trt_module import TensorRT
-from trtllm_lite.runtime.errors import BundleError, UsageError
+from trtllm_lite.runtime.errors import BundleError, TrtllmLiteError, UsageError
 from trtllm_lite.runtime.progress import NoProgress, Progress
 
 NATIVE = TensorRT(object(), "tensorrt", "11.4.0.106")
@@ -120,6 +116,18 @@ def test_an_interrupted_build_leaves_the_old_plans(engine_bundle: Bundle) -> Non
     assert list(stored_engines(engine_bundle.folder)) == [first.engine]
     first.engine.check_plans()
     assert list(folders(engine_bundle)) == [first.engine.record.key.fingerprint]
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(
+    engine_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(TrtllmLiteError, match=r"cannot write prefill.plan in .*: No space left"):
+        build(engine_bundle)
+    assert list(folders(engine_bundle)) == []
 
 
 def test_what_a_killed_build_left_is_removed(engine_bundle: Bundle) -> None:

@@ -32,6 +32,9 @@ class Config:
     def add_optimization_profile(self, profile: Any) -> int:
         raise AssertionError(profile)
 
+    def set_flag(self, flag: Any) -> None:
+        raise AssertionError(flag)
+
     def clear_flag(self, flag: Any) -> None:
         raise AssertionError(flag)
 

@@ -18,7 +18,7 @@ from trtllm_lite.runtime.engines.trt_module import TensorRT
 ENGINES = Path(inspect.getfile(trt_api)).parent
 RECORDED = ("10.16.1", "11.4.0", "rtx-1.7.1")
 # What the code asks for first, or does only where it is there (`TensorRT.has_row_lengths`,
-# `TensorRT.nameable_gpus`): names that one of the versions lacks.
+# `TensorRT.nameable_gpus`, `TensorRT.has_user_allocation`): names that one of the versions lacks.
 NOT_IN = {
     "10.16.1": {
         "CausalMaskKind",
@@ -30,11 +30,13 @@ NOT_IN = {
         "ComputeCapability",
         "IBuilderConfig.num_compute_capabilities",
         "IBuilderConfig.set_compute_capability",
+        "BuilderFlag.REQUIRE_USER_ALLOCATION",
     },
     "11.4.0": {
         "ComputeCapability",
         "IBuilderConfig.num_compute_capabilities",
         "IBuilderConfig.set_compute_capability",
+        "BuilderFlag.REQUIRE_USER_ALLOCATION",
     },
     "rtx-1.7.1": set[str](),
 }

@@ -9,11 +9,19 @@ from statistics import harmonic_mean, median
 import pytest
 
 from trtllm_lite.runtime.manifest import KVLayer
-from trtllm_lite.runtime.planning.cpu import NATIVE, ORT_FLOAT, ORT_INTEGER, Cpu, Kernels
+from trtllm_lite.runtime.planning.cpu import (
+    NATIVE,
+    NATIVE_EXACT,
+    ORT_FLOAT,
+    ORT_INTEGER,
+    Cpu,
+    Kernels,
+)
 from trtllm_lite.runtime.planning.together import predict
 from trtllm_lite.runtime.planning.workload import Workload
 
 MEASURED = Path(__file__).parents[3] / "docs" / "measurements"
+EXACT = "peers-smollm2: trtllm-lite int8-exact"
 PRODUCTS = 2 * 107e9
 """Float32 multiplications and additions a second of the two cores that ran it all."""
 FULL, WINDOW = KVLayer(1, 256), KVLayer(1, 256, sliding_window=512)
@@ -62,6 +70,12 @@ class Run:
         return replace(MODELS[self.model], step_bytes=self.step_bytes)
 
 
+def kernels_of(version: str) -> Kernels:
+    if "onnxruntime kernels" in version:
+        return ORT_INTEGER
+    return NATIVE_EXACT if "exact rounding" in version else NATIVE
+
+
 def runs() -> list[Run]:
     found = []
     for path in sorted(MEASURED.glob("peers-*.json")):
@@ -74,7 +88,7 @@ def runs() -> list[Run]:
         for contender in document["contenders"]:
             if contender["step_bytes"] is not None:
                 name = contender["name"]
-                kernels = ORT_INTEGER if name.endswith("-ort") else NATIVE
+                kernels = kernels_of(contender["version"])
                 ours = {key: median(v) for (who, key), v in values.items() if who == name}
                 size = contender["step_bytes"]
                 label = f"{path.stem}: {name}"
@@ -116,6 +130,21 @@ def test_requests_together_give_about_the_tokens_that_are_estimated(run: Run) ->
         if name in run.values:
             estimate = predict(run.work, run.cpu, requests, 128, 64)
             assert estimate.tokens_per_second == pytest.approx(run.values[name], rel=0.35)
+
+
+def test_exact_rounding_has_rates_of_its_own() -> None:
+    (run,) = (run for run in runs() if run.name == EXACT)
+    assert run.kernels is NATIVE_EXACT
+    for requests in (4, 8, 16):
+        measured = run.values[f"total_{requests}"]
+        estimate = predict(run.work, run.cpu, requests, 128, 64)
+        assert estimate.tokens_per_second == pytest.approx(measured, rel=0.25)
+    fast = replace(run, kernels=NATIVE)
+    assert fast.cpu.step(run.work, 16, 128).seconds < run.cpu.step(run.work, 16, 128).seconds
+    assert predict(run.work, fast.cpu, 16, 128, 64).tokens_per_second > 1.25 * measured
+    # A lone request waits for the weights, and prompts have many tokens.
+    assert fast.cpu.step(run.work, 1, 128) == run.cpu.step(run.work, 1, 128)
+    assert fast.cpu.prompt(run.work, 512) == run.cpu.prompt(run.work, 512)
 
 
 def test_float_weights_take_what_is_estimated() -> None:

@@ -64,9 +64,25 @@ def test_drivers_names_are_found(driver_name: str, name: str) -> None:
     assert find_gpu(driver_name).name == name
 
 
-@pytest.mark.parametrize("name", ["", "h1000", "nvidia"])
+@pytest.mark.parametrize("name", ["", "nvidia", "?", "mi300x"])
 def test_an_unknown_name_is_answered_with_the_known_ones(name: str) -> None:
-    with pytest.raises(UsageError, match=r"--gpu: got .*; allowed: b200, h200,.* t4,"):
+    with pytest.raises(UsageError, match=r"--gpu: got '.*'; allowed: b200, .* t4,.*, current$"):
+        find_gpu(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("h1000", "h100 or "),
+        ("NVIDIA H100 PCIe 96 GB", "h100-pcie"),
+        ("rtx 4080", "rtx-4090"),
+        ("a100-80", "a100"),
+        ("5090", "rtx-5090"),
+        ("jetson", "thor or orin"),
+    ],
+)
+def test_names_that_are_near_are_suggested(name: str, near: str) -> None:
+    with pytest.raises(UsageError, match=rf"did you mean .*{near}"):
         find_gpu(name)
 
 

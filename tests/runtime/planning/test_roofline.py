@@ -5,7 +5,12 @@ from dataclasses import replace
 import pytest
 
 from trtllm_lite.runtime.manifest import KVLayer
-from trtllm_lite.runtime.planning.memory import Ledger, extend_scratch_bytes, run_scratch_bytes
+from trtllm_lite.runtime.planning.memory import (
+    Ledger,
+    decode_scratch_bytes,
+    extend_scratch_bytes,
+    run_scratch_bytes,
+)
 from trtllm_lite.runtime.planning.roofline import Roofline
 from trtllm_lite.runtime.planning.together import predict
 from trtllm_lite.runtime.planning.workload import Workload
@@ -93,5 +98,12 @@ def test_scratch_of_attention_over_the_cache_is_what_the_builder_said() -> None:
     assert extend_scratch_bytes(4, 8_192, 8 * 64, 2) == pytest.approx(67e6, rel=0.01)
 
 
-def test_scratch_of_a_run_grows_with_tokens_and_rows() -> None:
-    assert run_scratch_bytes(10, 2, 7, 3, 100, 2) == 10 * (4 * 3 + 2 * 7) * 2 + 4 * 2 * 100
+def test_scratch_of_one_token_a_row_is_flat_until_there_is_no_kernel() -> None:
+    sizes = [decode_scratch_bytes(64, capacity, 128, 2) for capacity in (512, 20_480, 131_072)]
+    assert sizes[0] == sizes[1] == 8 * 2**20
+    # TensorRT-RTX 1.7.1: 4.38 GB of 64 rows of 131,072 tokens, 4 query heads of 32, float16.
+    assert sizes[2] == pytest.approx(4.38e9, rel=0.03)
+
+
+def test_scratch_of_a_run_grows_with_tokens() -> None:
+    assert run_scratch_bytes(10, 7, 2) == 10 * 2 * 7 * 2

@@ -1,13 +1,9 @@
-"""A toy bundle of target "cuda", and a stand-in for ONNX Runtime's CUDA provider.
+"""A toy bundle of target "cuda", and a stand-in for ONNX Runtime's CUDA provider."""
 
-The stand-in takes its inputs from the addresses that are bound and puts its outputs there, in the
-memory of a `FakeDevice`, which is stricter than a GPU's. It computes with ONNX Runtime on the CPU.
-"""
-
-import ctypes
 import hashlib
+import importlib.metadata
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +14,13 @@ import onnx.parser
 import onnxruntime
 import pytest
 
+from trtllm_lite.exporter.cuda_placement.stubs import missing_tools
 from trtllm_lite.runtime.backends.base import Batch, SessionOptions
 from trtllm_lite.runtime.backends.fake_device import FakeDevice
-from trtllm_lite.runtime.backends.ort_cuda import CPU, CUDA, open_on
+from trtllm_lite.runtime.backends.fake_ort import BoundInference, FakeBinding, FakeRunOptions
+from trtllm_lite.runtime.backends.ort_cuda import open_on
 from trtllm_lite.runtime.backends.ort_cuda_session import OrtCudaSession
+from trtllm_lite.runtime.backends.ort_providers import CPU, CUDA
 from trtllm_lite.runtime.bundle import Bundle
 from trtllm_lite.runtime.manifest import (
     FileEntry,
@@ -29,11 +28,7 @@ from trtllm_lite.runtime.manifest import (
     KVLayer,
     KVSpec,
     Limits,
-    Manifest,
-    ModelFacts,
     Phase,
-    Quantization,
-    Source,
     TensorSpec,
 )
 
@@ -41,8 +36,6 @@ VOCAB, HEADS, KV_HEADS, DIM, LENGTH, BEST = 40, 2, 1, 16, 96, 4
 WIDTH = HEADS * DIM
 CACHE = f"float[batch, {KV_HEADS}, capacity, {DIM}]"
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
-WARM_UPS = 1
-"""Runs of a `gpu_graph_id` before the one that is captured."""
 
 
 def toy_graph() -> onnx.ModelProto:
@@ -108,129 +101,76 @@ def toy_table(phase: Phase) -> GraphSpec:
 
 
 @pytest.fixture
-def toy_bundle(tmp_path: Path) -> Bundle:
+def toy_bundle(tmp_path: Path, make_manifest: Callable[..., Any]) -> Bundle:
     data = toy_graph().SerializeToString()
     files = []
     for phase in PHASES:
         (tmp_path / f"{phase}.onnx").write_bytes(data)
         files.append(FileEntry(f"{phase}.onnx", len(data), hashlib.sha256(data).hexdigest()))
-    manifest = Manifest(
-        model=ModelFacts("toy", "Toy", 1, 1, WIDTH, VOCAB, None, (0,)),
-        source=Source("toy", "safetensors"),
-        target="cuda",
-        dtype="float32",
-        quantization=Quantization(),
-        limits=Limits(16, LENGTH),
-        kv=KVSpec("float32", (KVLayer(KV_HEADS, DIM),)),
-        graphs=tuple(toy_table(phase) for phase in PHASES),
-        weights="weights.bin",
-        files=tuple(files),
+    manifest = make_manifest(
+        "cuda",
+        [toy_table(phase) for phase in PHASES],
+        KVSpec("float32", (KVLayer(KV_HEADS, DIM),)),
+        Limits(16, LENGTH),
+        hidden_size=WIDTH,
+        vocab_size=VOCAB,
+        files=files,
     )
     return Bundle(tmp_path, manifest)
 
 
-@dataclass(frozen=True)
-class Place:
-    """What an IO binding knows of one tensor."""
-
-    device: str
-    dtype: Any
-    shape: tuple[int, ...]
-    address: int
-
-    @property
-    def nbytes(self) -> int:
-        return int(np.prod(self.shape)) * int(np.dtype(self.dtype).itemsize)
-
-
-@dataclass
-class FakeBinding:
-    inputs: dict[str, Place] = field(default_factory=dict)
-    outputs: dict[str, Place] = field(default_factory=dict)
-
-    def bind_input(self, name: str, device: str, _: int, dtype: Any, shape: Any, at: int) -> None:
-        self.inputs[name] = Place(device, dtype, tuple(shape), at)
-
-    def bind_output(self, name: str, device: str, _: int, dtype: Any, shape: Any, at: int) -> None:
-        self.outputs[name] = Place(device, dtype, tuple(shape), at)
-
-
-class FakeRunOptions:
-    def __init__(self) -> None:
-        self.entries: dict[str, str] = {}
-        self.terminate = False
-
-    def add_run_config_entry(self, name: str, value: str) -> None:
-        self.entries[name] = value
-
-
 @dataclass
 class Captured:
-    """A CUDA graph: what was bound when it was captured, and what was read in host memory."""
+    """A CUDA graph: what was bound when it was captured, and what was read in host memory.
+    `whole`: the run that was captured did not fail, of which nothing tells later."""
 
     binding: FakeBinding
     host: dict[str, Any]
+    whole: bool
 
 
-class FakeInference:
-    """An inference session that runs where its binding says."""
+class FakeInference(BoundInference):
+    """An inference session that captures CUDA graphs."""
 
     def __init__(self, ort: "FakeOrt", path: str) -> None:
+        super().__init__(onnxruntime, ort.device, path)
         self._ort = ort
-        self._real = onnxruntime.InferenceSession(path, providers=[CPU])
-        self.seen: dict[str, int] = {}
         self.captured: dict[str, Captured] = {}
         self.replays = 0
-        self.before_run: Callable[[Any], None] = lambda options: None
-
-    def get_inputs(self) -> Any:
-        return self._real.get_inputs()
-
-    def get_outputs(self) -> Any:
-        return self._real.get_outputs()
+        self.while_capturing: Callable[[], None] = lambda: None
 
     def get_providers(self) -> list[str]:
         return self._ort.loads
-
-    def io_binding(self) -> FakeBinding:
-        return FakeBinding()
 
     def run_with_iobinding(self, binding: FakeBinding, options: FakeRunOptions) -> None:
         self.before_run(options)
         if options.terminate:
             raise RuntimeError("terminated")
-        host = {
-            name: ctypes.string_at(place.address, place.nbytes)
-            for name, place in binding.inputs.items()
-            if place.device == "cpu"
-        }
+        host = binding.in_host_memory()
         number = options.entries["gpu_graph_id"]
-        if number != "-1":
-            self.seen[number] = self.seen.get(number, 0) + 1
-            if number in self.captured:
-                kept = self.captured[number]
-                assert (binding.inputs, binding.outputs) == (
-                    kept.binding.inputs,
-                    kept.binding.outputs,
-                ), "a captured graph ran with other addresses or shapes"
-                host, self.replays = kept.host, self.replays + 1
-            elif self.seen[number] > WARM_UPS:
-                self.captured[number] = Captured(binding, host)
-        self._ort.device.queue(lambda: self._compute(binding, host))
+        if number in self.captured:
+            kept, self.replays = self.captured[number], self.replays + 1
+            assert (binding.inputs, binding.outputs) == (
+                kept.binding.inputs,
+                kept.binding.outputs,
+            ), "a captured graph ran with other addresses or shapes"
+            if not kept.whole:
+                return
+            host = kept.host
+        elif number != "-1":
+            self._capture(number, binding, host)
+        self.queue(binding, host)
 
-    def _compute(self, binding: FakeBinding, host: dict[str, bytes]) -> None:
-        feeds = {}
-        for name, place in binding.inputs.items():
-            data: Any = host.get(name)
-            if data is None:
-                data = self._ort.device.bytes_at(place.address, place.nbytes, on_device=True)
-            feeds[name] = np.frombuffer(data, place.dtype).reshape(place.shape).copy()
-        names = list(binding.outputs)
-        for name, array in zip(names, self._real.run(names, feeds), strict=True):
-            place = binding.outputs[name]
-            assert array.shape == place.shape
-            target = self._ort.device.bytes_at(place.address, place.nbytes, on_device=True)
-            target[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    def _capture(self, number: str, binding: FakeBinding, host: dict[str, bytes]) -> None:
+        """In the first call already, behind two runs that are not captured."""
+        self.captured[number] = Captured(binding, host, whole=False)
+        self.while_capturing()
+        self.captured[number].whole = True
+
+
+class FakeSessionOptions(SimpleNamespace):
+    def add_session_config_entry(self, name: str, value: str) -> None:
+        setattr(self, name, value)
 
 
 class FakeOrt:
@@ -245,9 +185,12 @@ class FakeOrt:
         self.sessions: list[FakeInference] = []
 
     RunOptions = FakeRunOptions
-    SessionOptions = SimpleNamespace
+    SessionOptions = FakeSessionOptions
 
-    def InferenceSession(self, path: str, settings: Any, providers: Any) -> FakeInference:
+    def InferenceSession(
+        self, path: str, settings: Any, providers: Any, enable_fallback: int
+    ) -> FakeInference:
+        assert not enable_fallback, "what fails would go on without the provider"
         self.providers = providers
         self.sessions.append(FakeInference(self, path))
         return self.sessions[-1]
@@ -310,6 +253,19 @@ def batch_of(phase: Phase, rows: list[list[int]], past: list[int], first_slot: i
         np.array(past, np.int32) + counts,
         (counts.astype(np.int64) - 1)[:, None],
     )
+
+
+@pytest.fixture
+def real_gpu_package() -> Path:
+    """Where the libraries of onnxruntime-gpu lie; skips without it, and without what compiles stub
+    libraries for it."""
+    try:
+        importlib.metadata.version("onnxruntime-gpu")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("onnxruntime-gpu is not installed")
+    if missing := missing_tools():
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    return Path(onnxruntime.__file__).parent / "capi"
 
 
 MakeBatch = Callable[..., Batch]

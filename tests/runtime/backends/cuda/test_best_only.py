@@ -42,9 +42,30 @@ def test_several_logits_a_row() -> None:
     assert logits.argmax(axis=-1).tolist() == [[0, 1], [2, 3], [0, 1]]
 
 
-@pytest.mark.parametrize(("asked", "enough"), [(0, False), (1, True), (8, True), (9, False)])
+@pytest.mark.parametrize(("asked", "enough"), [(0, False), (1, True), (7, True), (8, False)])
 def test_when_it_is_enough(asked: int, enough: bool) -> None:
     assert BestOnly(100, 8).is_enough(asked) is enough
+
+
+@pytest.mark.parametrize(
+    ("values", "most"),
+    [
+        ([4.0, 3.0, 2.0, 1.0], 3),
+        ([4.0, 3.0, 1.0, 1.0], 2),  # there may be more of them, with lower tokens
+        ([4.0, 4.0, 4.0, 1.0], 3),
+        ([1.0, 1.0, 1.0, 1.0], 0),
+        ([4.0, 3.0, -np.inf, -np.inf], 2),
+        ([np.nan, 3.0, 2.0, 1.0], 0),
+        ([4.0, 3.0, 2.0, np.nan], 0),
+    ],
+)
+def test_what_is_known_decides_where_the_last_known_is_smaller(
+    values: list[float], most: int
+) -> None:
+    best = BestOnly(100, 4)
+    held = memory(best, [values, [9.0, 8.0, 7.0, 6.0], [0.0] * 4], [[0, 1, 2, 3]] * 3)
+    assert [n for n in range(1, 4) if best.decides(held, 2, n, 3)] == list(range(1, most + 1))
+    assert not best.decides(held, 3, 1, 3)
 
 
 def test_a_token_outside_of_the_vocabulary_is_not_written() -> None:

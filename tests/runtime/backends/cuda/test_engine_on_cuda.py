@@ -7,7 +7,11 @@ import pytest
 
 from trtllm_lite.runtime.config import EngineConfig
 from trtllm_lite.runtime.engine import Engine
+from trtllm_lite.runtime.engine_thread import Delivery, EngineThread
+from trtllm_lite.runtime.errors import EngineDeadError
+from trtllm_lite.runtime.mailbox import WaitingMailbox
 from trtllm_lite.runtime.request import Request
+from trtllm_lite.runtime.request_maker import Job
 from trtllm_lite.runtime.sampling_params import SamplingParams
 
 VOCAB, MODEL_LEN, CHUNK = 40, 48, 8
@@ -25,6 +29,37 @@ def alone(rig: Any, prompt: list[int], count: int) -> list[int]:
     for _ in range(count):
         ids.append(int(rig.expected(ids).argmax()))
     return ids[len(prompt) :]
+
+
+def test_a_lost_gpu_ends_every_request_and_the_engine(
+    make_rig: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The running ones, those that wait, and those that come later."""
+    config = EngineConfig(2, MODEL_LEN, CHUNK, 2 * MODEL_LEN)
+    rig = make_rig(num_slots=2, capacity=config.capacity)
+    thread = EngineThread(Engine(rig.session, config, vocab_size=VOCAB, eos_token_ids=()), None)
+    steps = []
+
+    def breaks(options: Any) -> None:
+        steps.append(1)
+        if len(steps) == 5:
+            raise RuntimeError("CUDA failure 700: an illegal memory access was encountered")
+
+    rig.inference.before_run = breaks
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    boxes = [WaitingMailbox() for _ in PROMPTS]
+    deliveries = [
+        Delivery(Job(Request(str(i), tuple(prompt), params), None), box, final_only=True)
+        for i, (prompt, box) in enumerate(zip(PROMPTS, boxes, strict=True))
+    ]
+    thread.submit(deliveries).result()
+    for box in boxes:
+        with pytest.raises(EngineDeadError, match=r"lost to this process.*CUDA failure 700"):
+            box.wait()
+    with pytest.raises(EngineDeadError, match="has to be started again"):
+        thread.stats()
+    thread.close()
+    assert "the engine thread died" in caplog.text
 
 
 @pytest.mark.parametrize("kv_tokens", [4 * MODEL_LEN, 60])

@@ -8,7 +8,8 @@ import pytest
 from trtllm_lite.runtime.backends import ort_cuda
 from trtllm_lite.runtime.backends.base import SessionOptions
 from trtllm_lite.runtime.backends.device import DeviceError
-from trtllm_lite.runtime.backends.ort_cuda import CPU, CUDA, open_on, open_session, version
+from trtllm_lite.runtime.backends.ort_cuda import open_on, open_session, version
+from trtllm_lite.runtime.backends.ort_providers import CPU, CUDA
 from trtllm_lite.runtime.bundle import Bundle
 from trtllm_lite.runtime.errors import BundleError, MissingExtraError, UsageError
 from trtllm_lite.runtime.manifest import FileEntry

@@ -1,7 +1,10 @@
 """The session over the CUDA provider: what it binds, what it copies, and what comes out."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -85,7 +88,7 @@ def test_only_the_largest_logits_are_copied_where_no_others_matter(
     rig = make_rig()
     assert rig.session.info.top_logits == 4
     whole = rig.session.run(make_batch("prefill", ROWS, [0, 0, 0])).copy()
-    for candidates, known in ((1, 4), (4, 4), (5, 40), (0, 40)):
+    for candidates, known in ((1, 4), (3, 4), (4, 40), (5, 40), (0, 40)):
         before = rig.device.copied
         batch = replace(make_batch("prefill", ROWS, [0, 0, 0]), candidates=candidates)
         logits = rig.session.run(batch)
@@ -95,6 +98,26 @@ def test_only_the_largest_logits_are_copied_where_no_others_matter(
         assert got == close_to(want)
         copied = rig.device.copied - before - 4 * 256
         assert copied == (3 * 40 * 4 if known == 40 else 256 + 3 * 4 * 8)
+
+
+def test_which_of_equal_logits_is_the_best_does_not_depend_on_what_the_graph_lists(
+    make_rig: Any, make_batch: MakeBatch
+) -> None:
+    """Ten tokens share the largest logit; the graph may list any four of them."""
+    rig = make_rig()
+    real = rig.inference._real
+
+    def run(names: list[str], feeds: dict[str, Any]) -> list[Any]:
+        made = dict(zip(names, real.run(names, feeds), strict=True))
+        made["logits"][:, :, 10:20] = 100.0
+        made["top_logits"][:] = 100.0
+        made["top_ids"][:] = [19, 16, 18, 17]
+        return list(made.values())
+
+    rig.inference._real = SimpleNamespace(run=run)
+    for candidates in (1, 0):
+        batch = replace(make_batch("prefill", ROWS, [0, 0, 0]), candidates=candidates)
+        assert rig.session.run(batch).argmax(axis=-1).tolist() == [[10]] * 3
 
 
 def test_the_cache_is_bound_in_place_and_by_slot(make_rig: Any, make_batch: MakeBatch) -> None:
@@ -133,9 +156,49 @@ def test_decode_runs_are_captured_by_their_rows_and_replayed(
         alone = step(rig, make_batch, grown[:1])
         assert alone[0, 0] == close_to(logits[0, 0])
     assert len(rig.inference.captured) == 2
-    assert rig.inference.replays == 2 * 3
+    assert rig.inference.replays == 2 * 4
     for row, tokens in enumerate(grown):
         assert logits[row, 0] == close_to(rig.expected(tokens))
+
+
+def test_a_graph_whose_capture_failed_is_never_launched(
+    make_rig: Any, make_batch: MakeBatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """ONNX Runtime would launch the part of it that it has, and say nothing."""
+    rig = make_rig()
+    rig.session.run(make_batch("prefill", ROWS, [0, 0, 0]))
+    step(rig, make_batch, [[*ROWS[0], 7]])
+
+    def fail() -> None:
+        raise RuntimeError("no memory while a stream is captured")
+
+    rig.inference.while_capturing = fail
+    grown = [list(row) for row in ROWS]
+    for token in (7, 8, 9):
+        grown = [[*row, token] for row in grown]
+        logits = step(rig, make_batch, grown)
+        for row, tokens in enumerate(grown):
+            assert logits[row, 0] == close_to(rig.expected(tokens))
+    assert [r.getMessage() for r in caplog.records] == [
+        "decode runs without CUDA graphs: no memory while a stream is captured"
+    ]
+    replays = rig.inference.replays
+    step(rig, make_batch, [[*grown[0], 1]])  # what was whole before is launched as ever
+    assert rig.inference.replays == replays + 1
+
+
+def test_a_run_that_fails_without_its_capture_too_is_an_error(
+    make_rig: Any, make_batch: MakeBatch
+) -> None:
+    rig = make_rig()
+    rig.session.run(make_batch("prefill", ROWS, [0, 0, 0]))
+
+    def fail(options: Any) -> None:
+        raise RuntimeError("the tables are too short")
+
+    rig.inference.before_run = fail
+    with pytest.raises(StepError, match="the tables are too short"):
+        step(rig, make_batch, [[*ROWS[0], 7]])
 
 
 def test_more_rows_are_filled_up_with_empty_slots_only(
@@ -150,8 +213,11 @@ def test_more_rows_are_filled_up_with_empty_slots_only(
     for row, tokens in enumerate(rows):
         assert logits[row, 0] == close_to(rig.expected(tokens))
     rig.session.run(make_batch("prefill", [[8, 8, 8]], [0], 10))
-    grown = [[*row, 5] for row in rows]
-    step(rig, make_batch, grown)
+    for token in (5, 6, 7):
+        rows = [[*row, token] for row in rows]
+        step(rig, make_batch, rows)
+    # Every number of rows comes by in this way: only the usual ones become CUDA graphs.
+    assert len(rig.inference.captured) == 1
     kept = rig.session.run(make_batch("prefill", [[4]], [3], 10))
     assert kept[0, 0] == close_to(rig.expected([8, 8, 8, 4]))
 
@@ -204,6 +270,47 @@ def test_a_failed_run_ends_alone(make_rig: Any, make_batch: MakeBatch) -> None:
     assert logits[0, 0] == close_to(rig.expected([1, 2]))
 
 
+FAILURE = "CUDA failure {}: something ; GPU=0 ; hostname=h ; file=f ; line=1 ; expr=e"
+
+
+def test_an_error_that_breaks_the_context_is_the_end(make_rig: Any, make_batch: MakeBatch) -> None:
+    """As ONNX Runtime words it. Its session is never let go: its destructor would abort."""
+    rig = make_rig()
+
+    def fails(options: Any) -> None:
+        raise RuntimeError(FAILURE.format(2))
+
+    rig.inference.before_run = fails
+    with pytest.raises(StepError, match="CUDA failure 2"):
+        rig.session.run(make_batch("prefill", [[1, 2]], [0]))
+
+    def breaks(options: Any) -> None:
+        raise RuntimeError(FAILURE.format(700))
+
+    rig.inference.before_run = breaks
+    says = "fake is lost to this process, which has to be started again: CUDA failure 700"
+    for _ in range(2):
+        with pytest.raises(EngineDeadError, match=says):
+            rig.session.run(make_batch("prefill", [[1, 2]], [0]))
+    rig.inference.before_run = lambda options: None
+    with pytest.raises(EngineDeadError, match=says):
+        rig.session.run(make_batch("prefill", [[1, 2]], [0]))
+    inference, held = weakref.ref(rig.ort.sessions.pop()), rig.device.addresses
+    rig.session.close()
+    assert rig.device.addresses == held
+    rig.session = None
+    gc.collect()
+    assert inference() is not None
+
+
+def test_a_session_that_is_sound_is_let_go(make_rig: Any) -> None:
+    rig = make_rig()
+    inference = weakref.ref(rig.ort.sessions.pop())
+    rig.session.close()
+    gc.collect()
+    assert inference() is None
+
+
 def test_an_interrupted_prefill_says_so(make_rig: Any, make_batch: MakeBatch) -> None:
     rig = make_rig()
     rig.session.run(make_batch("prefill", [[1], [2]], [0, 0]))
@@ -212,6 +319,26 @@ def test_an_interrupted_prefill_says_so(make_rig: Any, make_batch: MakeBatch) ->
         rig.session.run(make_batch("prefill", [[1, 2], [2, 3]], [1, 1]))
     # Decode runs are over before anybody could.
     step(rig, make_batch, [[1, 5]])
+
+
+def test_a_prefill_is_given_up_between_its_runs(
+    make_rig: Any, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that continue run one by one; no run is going on when somebody says so."""
+    rig = make_rig()
+    rig.session.run(make_batch("prefill", [[1], [2]], [0, 0]))
+    wait, ran = rig.device.synchronize, []
+
+    def interrupting() -> None:
+        wait()
+        ran.append(1)
+        rig.session.interrupt()
+
+    monkeypatch.setattr(rig.device, "synchronize", interrupting)
+    with pytest.raises(RunInterruptedError):
+        rig.session.run(make_batch("prefill", [[1, 2], [2, 3]], [1, 1]))
+    # The first row's run, and whatever an interrupted run may have queued.
+    assert len(ran) == 2
 
 
 @pytest.mark.parametrize(("past", "tokens"), [(95, 2), (0, 97)])

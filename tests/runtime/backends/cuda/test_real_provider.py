@@ -1,8 +1,6 @@
 """What is asked of the CUDA provider, against the real one over stub libraries: it takes the
 options and the addresses. Skips without onnxruntime-gpu."""
 
-import importlib.metadata
-import importlib.util
 import json
 import os
 import subprocess
@@ -11,9 +9,8 @@ from pathlib import Path
 
 import onnx
 import onnx.parser
-import pytest
 
-from trtllm_lite.exporter.cuda_placement.stubs import PROVIDER, make_stubs, missing_tools
+from trtllm_lite.exporter.cuda_placement.stubs import PROVIDER, make_stubs
 
 GRAPH = """<ir_version: 10, opset_import: ["" : 23]>
 g (float16[n] x, int64[1] shape) => (bfloat16[m] y) {
@@ -24,8 +21,9 @@ OPEN = """
 import json, os, sys
 import numpy as np
 import onnxruntime as ort
-from trtllm_lite.runtime.backends.ort_cuda import CPU, CUDA, provider_options
-from trtllm_lite.runtime.backends.ort_cuda_session import element_type
+from trtllm_lite.runtime.backends.ort_cuda import provider_options
+from trtllm_lite.runtime.backends.ort_providers import CPU, CUDA
+from trtllm_lite.runtime.backends.ort_bound import element_type
 asked = provider_options(0x10)
 session = ort.InferenceSession(sys.argv[1], providers=[(CUDA, asked), CPU])
 binding = session.io_binding()
@@ -46,22 +44,10 @@ os._exit(0)
 """
 
 
-def has_package() -> bool:
-    try:
-        importlib.metadata.version("onnxruntime-gpu")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return not missing_tools()
-
-
-@pytest.mark.skipif(not has_package(), reason="needs onnxruntime-gpu, a compiler and binutils")
-def test_the_provider_takes_our_options(tmp_path: Path) -> None:
-    spec = importlib.util.find_spec("onnxruntime")
-    assert spec is not None
-    assert spec.origin is not None
+def test_the_provider_takes_our_options(real_gpu_package: Path, tmp_path: Path) -> None:
     stubs = tmp_path / "stubs"
     stubs.mkdir()
-    make_stubs([Path(spec.origin).parent / "capi" / PROVIDER], stubs)
+    make_stubs([real_gpu_package / PROVIDER], stubs)
     graph = tmp_path / "graph.onnx"
     onnx.save(onnx.parser.parse_model(GRAPH), graph)
     ended = subprocess.run(

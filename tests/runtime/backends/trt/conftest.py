@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnx.parser
 import onnxruntime
@@ -16,7 +15,12 @@ import pytest
 
 from trtllm_lite.runtime.backends.base import Batch, SessionOptions
 from trtllm_lite.runtime.backends.fake_device import FakeDevice
-from trtllm_lite.runtime.backends.fake_tensorrt import FakeContext, FakeTensorRT, fake_plan
+from trtllm_lite.runtime.backends.fake_tensorrt import (
+    FakeContext,
+    FakeEngine,
+    FakeTensorRT,
+    fake_plan,
+)
 from trtllm_lite.runtime.backends.tensorrt import FoundPlans, Machinery, find_plans
 from trtllm_lite.runtime.backends.trt_session import TrtSession
 from trtllm_lite.runtime.bundle import Bundle, open_bundle
@@ -40,10 +44,7 @@ from trtllm_lite.runtime.manifest import (
     KVSpec,
     Limits,
     Manifest,
-    ModelFacts,
     Phase,
-    Quantization,
-    Source,
     TensorSpec,
 )
 from trtllm_lite.runtime.manifest_io import write_manifest
@@ -55,7 +56,7 @@ CAPACITY = 56
 PHASES: tuple[Phase, ...] = ("prefill", "decode", "extend")
 VERSION = "10.16.1.11"
 
-Array = npt.NDArray[Any]
+MakeManifest = Callable[..., Manifest]
 
 
 @dataclass(frozen=True)
@@ -67,42 +68,15 @@ class Sizes:
     num_logits: tuple[int, int] = (1, 24)
     max_num_seqs: int = 4
     device_bytes: int = 2**26
-
-
-@dataclass(frozen=True)
-class Model:
-    """The weights of the model, and what it computes."""
-
-    weights: dict[str, npt.NDArray[np.float32]]
-
-    def reference(self, tokens: list[int]) -> npt.NDArray[np.float64]:
-        """Logits [len(tokens), vocab] of a whole sequence, computed from nothing."""
-        w = {n: a.astype(np.float64) for n, a in self.weights.items()}
-        n = len(tokens)
-        x = w["embed"][tokens] + w["pos"][:n]
-        for i in range(LAYERS):
-            q = (x @ w[f"q{i}"]).reshape(n, HEADS, DIM)
-            k = (x @ w[f"k{i}"]).reshape(n, KV_HEADS, DIM).repeat(HEADS // KV_HEADS, axis=1)
-            v = (x @ w[f"v{i}"]).reshape(n, KV_HEADS, DIM).repeat(HEADS // KV_HEADS, axis=1)
-            scores = np.einsum("qhd,khd->hqk", q, k) / DIM**0.5
-            scores = np.where(np.tril(np.ones((n, n), bool)), scores, -np.inf)
-            p = np.exp(scores - scores.max(-1, keepdims=True))
-            out = np.einsum("hqk,khd->qhd", p / p.sum(-1, keepdims=True), v)
-            x = x + out.reshape(n, WIDTH) @ w[f"o{i}"]
-        return np.asarray(x @ w["head"])
-
-    def greedy(self, prompt: list[int], count: int) -> tuple[int, ...]:
-        tokens = list(prompt)
-        for _ in range(count):
-            tokens.append(int(self.reference(tokens)[-1].argmax()))
-        return tuple(tokens[len(prompt) :])
+    masks: bool = False
+    """The graphs say with masks what a query sees of the cache."""
 
 
 @dataclass(frozen=True)
 class Rig:
     """A bundle with fake plans, the machine that runs them, and what it remembers."""
 
-    model: Model
+    model: Any
     bundle: Bundle
     device: FakeDevice
     trt: FakeTensorRT
@@ -131,17 +105,22 @@ class Rig:
             np.array([[*w, *[w[-1]] * (width * every - len(w))] for w in wanted], np.int64),
         )
 
-    def driver(self, num_slots: int = 4) -> "Driver":
-        return Driver(self, self.session(num_slots))
+    def driver(self, num_slots: int = 4, session: Any = None) -> "Driver":
+        return Driver(self, session or self.session(num_slots))
 
     def count(self, session: TrtSession) -> list[int]:
         """How often the prefill, decode and extend plans were executed."""
-        return [len(self.context_of(session, phase).executions) for phase in PHASES]
+        return [len(self.executions(session, phase)) for phase in PHASES]
+
+    def executions(self, session: TrtSession, phase: Phase) -> list[dict[str, tuple[int, ...]]]:
+        """The input shapes of every execution of a plan, on whatever context."""
+        engine = session._plans[phase].engine
+        assert isinstance(engine, FakeEngine)
+        return engine.executions
 
     def context_of(self, session: TrtSession, phase: Phase) -> FakeContext:
-        plans = session._plans
-        assert plans is not None
-        context = plans[phase].context
+        """That of the runs which are not recorded."""
+        context = session._plans[phase].context
         assert isinstance(context, FakeContext)
         return context
 
@@ -149,7 +128,7 @@ class Rig:
 class Driver:
     """Drives a session, and holds every logit against the model. `slots`: what each slot holds."""
 
-    def __init__(self, rig: Rig, session: TrtSession) -> None:
+    def __init__(self, rig: Rig, session: Any) -> None:
         self.rig, self.session = rig, session
         self.slots: dict[int, list[int]] = {}
 
@@ -178,18 +157,7 @@ class Driver:
         self.slots.pop(slot, None)
 
 
-def make_model() -> Model:
-    rng = np.random.default_rng(7)
-    shapes = {"embed": (VOCAB, WIDTH), "pos": (CAPACITY, WIDTH), "head": (WIDTH, VOCAB)}
-    for i in range(LAYERS):
-        shapes |= {f"q{i}": (WIDTH, WIDTH), f"k{i}": (WIDTH, KV_HEADS * DIM)}
-        shapes |= {f"v{i}": (WIDTH, KV_HEADS * DIM), f"o{i}": (WIDTH, WIDTH)}
-    return Model(
-        {n: (rng.standard_normal(s) / s[0] ** 0.5).astype(np.float32) for n, s in shapes.items()}
-    )
-
-
-def graph(model: Model, phase: Phase) -> onnx.ModelProto:
+def graph(model: Any, phase: Phase, *, masks: bool) -> onnx.ModelProto:
     """Plain operators of opset 24. Prefill attends over its own tokens, the others over all."""
     seq, wanted = ("1", "1") if phase == "decode" else ("seq", "num_logits")
     more = f"int32[batch] query_lens, int64[batch, {wanted}] logits_indices,"
@@ -209,7 +177,8 @@ def graph(model: Model, phase: Phase) -> onnx.ModelProto:
     embedded = Gather (embed, input_ids)
     placed = Gather (pos, positions)
     x0 = Add (embedded, placed)
-    {"".join(layer(i, phase) for i in range(LAYERS))}
+    {MASK if masks and phase != "prefill" else ""}
+    {"".join(layer(i, phase, masks=masks) for i in range(LAYERS))}
     {"picks = Unsqueeze (logits_indices, ax2)" if phase != "decode" else ""}
     last = {"Identity" if phase == "decode" else "GatherND <batch_dims = 1>"} (x{LAYERS}
         {"" if phase == "decode" else ", picks"})
@@ -217,7 +186,11 @@ def graph(model: Model, phase: Phase) -> onnx.ModelProto:
 }}"""
     made = onnx.parser.parse_model(text)
     constants = {**model.weights, "zero": np.array(0), "one": np.array(1), "ax1": np.array([1])}
-    constants |= {"ax2": np.array([2]), "scale": np.array(DIM**-0.5, np.float32)}
+    constants |= {
+        "ax13": np.array([1, 3]),
+        "ax2": np.array([2]),
+        "scale": np.array(DIM**-0.5, np.float32),
+    }
     constants |= {
         "q_shape": np.array([0, 0, HEADS, DIM]),
         "kv_shape": np.array([0, 0, KV_HEADS, DIM]),
@@ -235,12 +208,19 @@ POSITIONS = """query = Cast <to = 7> (query_lens)
     positions = Min (wide, ends)"""
 
 
+MASK = """slot = Shape <start = 2, end = 3> (past_key_0)
+    slot_length = Squeeze (slot)
+    keys = Range (zero, slot_length, one)
+    places = Unsqueeze (wide, ax13)
+    mask = LessOrEqual (keys, places)"""
+
+
 def cache(i: int, when: str) -> str:
     kind = f"float[batch, {KV_HEADS}, capacity, {DIM}]"
     return f"{kind} {when}_key_{i}, {kind} {when}_value_{i}"
 
 
-def layer(i: int, phase: Phase) -> str:
+def layer(i: int, phase: Phase, *, masks: bool) -> str:
     heads = "\n".join(
         f"""{p}m{i} = MatMul (x{i}, {p}{i})
         {p}r{i} = Reshape ({p}m{i}, {"q" if p == "q" else "kv"}_shape)
@@ -248,8 +228,8 @@ def layer(i: int, phase: Phase) -> str:
         for p in "qkv"
     )
     fresh = f"qs{i}, kt{i}, vt{i}"
-    cached = f"qs{i}, present_key_{i}, present_value_{i}, , , , lens"
-    causal = 0 if phase == "decode" else 1
+    cached = f"qs{i}, present_key_{i}, present_value_{i}{', mask' if masks else ', , , , lens'}"
+    causal = 0 if phase == "decode" or (masks and phase == "extend") else 1
     return f"""{heads}
         qs{i} = Mul (qt{i}, scale)
         present_key_{i} = TensorScatter <axis = -2> (past_key_{i}, kt{i}, past)
@@ -287,24 +267,22 @@ def entry(path: Path) -> FileEntry:
     return FileEntry(path.name, len(data), hashlib.sha256(data).hexdigest())
 
 
-def write_bundle(folder: Path, model: Model) -> Bundle:
+def write_bundle(folder: Path, model: Any, make_manifest: MakeManifest, *, masks: bool) -> Bundle:
     """Token ids only; the model's end token is 28."""
     for phase in PHASES:
-        onnx.save_model(graph(model, phase), folder / f"{phase}.onnx")
+        onnx.save_model(graph(model, phase, masks=masks), folder / f"{phase}.onnx")
     (folder / "weights.bin").write_bytes(b"weights")
     (folder / "parity.json").write_text("{}")
     names = [*(f"{phase}.onnx" for phase in PHASES), "weights.bin", "parity.json"]
-    manifest = Manifest(
-        model=ModelFacts("tiny", "Tiny", 1, LAYERS, WIDTH, VOCAB, None, (VOCAB - 1,)),
-        source=Source("tiny", "safetensors"),
-        target="tensorrt",
-        dtype="float32",
-        quantization=Quantization(),
-        limits=Limits(8, MAX_LEN),
-        kv=KVSpec("float32", tuple(KVLayer(KV_HEADS, DIM) for _ in range(LAYERS))),
-        graphs=tuple(table(phase) for phase in PHASES),
-        weights="weights.bin",
-        files=tuple(entry(folder / name) for name in names),
+    manifest = make_manifest(
+        "tensorrt",
+        [table(phase) for phase in PHASES],
+        KVSpec("float32", (KVLayer(KV_HEADS, DIM),) * LAYERS),
+        Limits(8, MAX_LEN),
+        hidden_size=WIDTH,
+        vocab_size=VOCAB,
+        end=VOCAB - 1,
+        files=[entry(folder / name) for name in names],
     )
     write_manifest(folder, manifest)
     return open_bundle(folder)
@@ -358,9 +336,8 @@ def plan_record(phase: Phase, file: FileEntry) -> PlanRecord:
     )
 
 
-def make_rig(folder: Path, sizes: Sizes) -> Rig:
-    model = make_model()
-    bundle = write_bundle(folder, model)
+def make_rig(folder: Path, sizes: Sizes, model: Any, make_manifest: MakeManifest) -> Rig:
+    bundle = write_bundle(folder, model, make_manifest, masks=sizes.masks)
     limits = EngineLimits(sizes.max_num_seqs, MAX_LEN, CAPACITY - MAX_LEN)
     write_plans(bundle, {p: profile(sizes, p) for p in PHASES}, limits, CAPACITY)
     device = FakeDevice(sizes.device_bytes)
@@ -370,11 +347,13 @@ def make_rig(folder: Path, sizes: Sizes) -> Rig:
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Callable[..., Rig]:
+def make(
+    tmp_path: Path, make_attention_model: Callable[..., Any], make_manifest: MakeManifest
+) -> Callable[..., Rig]:
     """A rig of other sizes than the usual ones."""
 
     def make_one(**sizes: Any) -> Rig:
-        return make_rig(tmp_path, Sizes(**sizes))
+        return make_rig(tmp_path, Sizes(**sizes), make_attention_model(CAPACITY), make_manifest)
 
     return make_one
 
@@ -391,5 +370,5 @@ def write_fake_plans() -> Callable[[Bundle, EngineLimits], None]:
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Rig:
-    return make_rig(tmp_path, Sizes())
+def rig(make: Callable[..., Rig]) -> Rig:
+    return make()

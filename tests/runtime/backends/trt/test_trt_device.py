@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -16,7 +17,13 @@ from trtllm_lite.runtime.backends.cuda_device import (
     CudaDevice,
     open_cuda,
 )
-from trtllm_lite.runtime.backends.device import Device, DeviceError, DeviceMemoryError
+from trtllm_lite.runtime.backends.cuda_errors import LOST, says_lost
+from trtllm_lite.runtime.backends.device import (
+    Device,
+    DeviceError,
+    DeviceLostError,
+    DeviceMemoryError,
+)
 from trtllm_lite.runtime.backends.fake_device import FakeDevice
 
 
@@ -71,9 +78,6 @@ def test_ranges_that_were_not_allocated_are_refused() -> None:
     for address, nbytes in wrong:
         with pytest.raises(DeviceError, match="are no memory"):
             device.bytes_at(address, nbytes)
-    device.fill_zero(host.address, 4)
-    with pytest.raises(DeviceError, match="no device memory"):
-        device.synchronize()
     with pytest.raises(DeviceMemoryError, match="950 bytes asked for, 900 are free"):
         device.allocate(950)
     device.free(there)
@@ -82,6 +86,22 @@ def test_ranges_that_were_not_allocated_are_refused() -> None:
     assert device.memory() == (1000, 1000)
     with pytest.raises(DeviceError, match="not possible"):
         device.copy_rows(host.address, 3, host.address + 50, 4, 4, 2)
+
+
+def test_queued_work_that_fails_loses_the_device() -> None:
+    device = FakeDevice(total=1000)
+    there, host = device.allocate(100), device.allocate_host(100)
+    device.fill_zero(host.address, 4)
+    calls: list[Callable[[], object]] = [
+        device.synchronize,
+        device.synchronize,
+        device.use,
+        lambda: device.fill_zero(there, 4),
+        lambda: device.free(there),
+    ]
+    for call in calls:
+        with pytest.raises(DeviceLostError, match="no device memory"):
+            call()
 
 
 @dataclass
@@ -192,6 +212,15 @@ def test_codes_become_errors_with_cudas_own_words() -> None:
         device.allocate(5)
     with pytest.raises(DeviceError, match="cudaStreamSynchronize failed: String of 700"):
         device.synchronize()
+    for code, kind in ((700, DeviceLostError), (719, DeviceLostError), (214, DeviceLostError)):
+        runtime.fail = {"cudaStreamSynchronize": code}
+        with pytest.raises(kind):
+            device.synchronize()
+    for code in (1, 400, 701, 901):
+        runtime.fail = {"cudaStreamSynchronize": code}
+        with pytest.raises(DeviceError) as caught:
+            device.synchronize()
+        assert type(caught.value) is DeviceError
     runtime.fail = {"cudaSetDevice": 100}
     with pytest.raises(DeviceError, match="cudaSetDevice failed"):
         CudaDevice(Cuda(runtime), 3)
@@ -255,6 +284,24 @@ def test_every_call_is_one_of_the_real_module_with_as_many_arguments() -> None:
         assert inside is not None
         count = len([x for x in inside.group(1).split(",") if x.strip()])
         assert len(arguments) == count, signature
+
+
+def test_what_loses_a_device_is_what_cuda_says() -> None:
+    """By the descriptions that the package carries of the errors of its version."""
+    runtime = pytest.importorskip("cuda.bindings.runtime")
+    errors = {int(x): x for x in runtime.cudaError_t}
+    assert {code: errors[code].name for code in LOST} == LOST
+    texts = {code: " ".join(str(x.__doc__).split()) for code, x in errors.items()}
+    said = {code for code, text in texts.items() if "must be terminated and relaunched" in text}
+    assert len(said) >= 10
+    assert said <= set(LOST)
+
+
+def test_an_error_of_onnxruntime_says_which_it_was() -> None:
+    text = "CUDA failure {}: an illegal memory access was encountered ; GPU=0 ; hostname=x ; file="
+    assert says_lost(text.format(700))
+    assert not says_lost(text.format(2))
+    assert not says_lost("CUBLAS failure 700: no code of CUDA")
 
 
 def test_both_devices_are_devices() -> None:

@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 
 from trtllm_lite.runtime.backends.base import KVBlock, Session
-from trtllm_lite.runtime.backends.trt_session import TrtSession
+from trtllm_lite.runtime.backends.trt_contexts import PlanContext
 from trtllm_lite.tools.doctor_checks.bench import Check, Facts
 from trtllm_lite.tools.doctor_checks.drive import Logits
 from trtllm_lite.tools.doctor_checks.jobs import CORRECTNESS
@@ -128,11 +128,11 @@ def test_a_piece_that_sees_its_own_future_is_found(many: Any) -> None:
 
 def test_a_cache_in_another_place_is_found(many: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Decode runs that are bound to the slots behind theirs."""
-    bind = TrtSession._bind_cache
+    bind = PlanContext._bind_cache
 
-    def elsewhere(self: TrtSession, plan: Any, first_slot: int, rows: int) -> None:
-        shift = plan.io.phase == "decode" and first_slot + rows < SLOTS
-        bind(self, plan, first_slot + shift, rows)
+    def elsewhere(self: PlanContext, first_slot: int, rows: int) -> None:
+        shift = self._io.phase == "decode" and first_slot + rows < SLOTS
+        bind(self, first_slot + shift, rows)
 
-    monkeypatch.setattr(TrtSession, "_bind_cache", elsewhere)
+    monkeypatch.setattr(PlanContext, "_bind_cache", elsewhere)
     assert result_of(InPlace(), many).status == "failed"

@@ -102,3 +102,32 @@ def test_the_server_runs_on_it(here: Path, tiny_bundle: Path) -> None:
     made = asyncio.run(ask())
     with LLM(tiny_bundle, intra_op_num_threads=1, **FITS) as llm:
         assert texts(llm) == made
+
+
+def test_a_gpu_that_is_lost_takes_the_server_out_of_service(here: Path) -> None:
+    """One request is answered; then the device breaks under the next two, of which one waits."""
+    device: Any = tensorrt.Machinery().open_device()
+    body = {"prompt": "its", "max_tokens": 30, "temperature": 0}
+
+    async def ask() -> list[tuple[int, Any]]:
+        service = Service(ServerConfig())
+        async with AsyncLLM(here, **(FITS | {"max_num_seqs": 1})) as llm:
+            service.ready(llm, ModelCard(("tiny",), 0, "fp"))
+            transport = httpx.ASGITransport(create_app(service, "0"))
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+                sound = await client.post("/v1/completions", json=body)
+                live = await client.get("/live")
+                device.lose("CUDA: cudaStreamSynchronize failed: an illegal memory access")
+                failed = await asyncio.gather(
+                    *(client.post("/v1/completions", json=body) for _ in range(2))
+                )
+                probes = [await client.get(path) for path in ("/live", "/ready", "/health")]
+        assert service.died.is_set()
+        assert "lost to this process, which has to be started again" in service.reason
+        return [(x.status_code, x.json()) for x in (sound, live, *failed, *probes)]
+
+    (sound, _), (live, _), *failed, dead, unready, unhealthy = asyncio.run(ask())
+    assert (sound, live) == (200, 200)
+    for status, answer in failed:
+        assert (status, answer["error"]["code"]) == (503, "engine_dead")
+    assert {status for status, _ in (dead, unready, unhealthy)} == {503}

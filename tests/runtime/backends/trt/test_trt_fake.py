@@ -42,7 +42,7 @@ class Bound:
     """A context for two rows with everything that it needs, and where it has it."""
 
     def __init__(self, rig: Any, engine: FakeEngine) -> None:
-        self.device, self.engine = rig.device, engine
+        self.rig, self.device, self.engine = rig, rig.device, engine
         self.context = engine.create_execution_context(
             ExecutionContextAllocationStrategy.USER_MANAGED
         )
@@ -176,19 +176,41 @@ def test_the_memory_of_a_context_is_overwritten_by_every_run(rig: Any, engine: F
     assert bound.device.bytes_at(memory, CONTEXT_BYTES).all()
 
 
-def test_only_what_was_run_before_can_be_recorded_and_replays_keep_addresses(bound: Bound) -> None:
+def test_only_what_was_run_before_can_be_recorded(bound: Bound) -> None:
     with pytest.raises(Refused, match="not run before"):
         bound.device.record(bound.run)
     bound.run()
     recorded = bound.device.record(bound.run)
-    bound.context.set_input_shape("past_lens", (3,))
-    bound.context.set_tensor_address("input_ids", bound.device.allocate(256))
     recorded.launch()
     bound.device.synchronize()
     assert [x["past_lens"] for x in bound.context.executions] == [(2,), (2,)]
+    bound.context.set_input_shape("past_lens", (3,))
     bound.context.set_input_shape("past_lens", (2,))
     with pytest.raises(Refused, match="not run before"):
         bound.device.record(bound.run)
+
+
+def test_what_was_recorded_depends_on_its_context(bound: Bound) -> None:
+    """On a GPU it would compute something, right or wrong."""
+    bound.run()
+    recorded = bound.device.record(bound.run)
+    bound.context.set_tensor_address("logits", bound.at["logits"])
+    recorded.launch()
+    with pytest.raises(DeviceError, match="whose context was changed since"):
+        bound.device.synchronize()
+
+
+def test_only_the_first_context_of_an_engine_has_a_profile(bound: Bound) -> None:
+    second = Bound(bound.rig, bound.engine)
+    with pytest.raises(Refused, match="no optimization profile"):
+        second.run()
+    with pytest.raises(Refused, match="profile 1"):
+        second.context.set_optimization_profile_async(1, second.device.stream)
+    assert second.context.set_optimization_profile_async(0, second.device.stream)
+    with pytest.raises(Refused, match="has no shape"):
+        second.run()
+    with pytest.raises(Refused, match="memory that the context does not have yet"):
+        FakeContext(bound.engine).set_optimization_profile_async(0, second.device.stream)
 
 
 def test_a_plan_that_is_none_is_not_loaded_and_the_log_says_so(rig: Any) -> None:

@@ -70,7 +70,7 @@ def crossed(engine: FakeEngine, name: str) -> str | None:
         ("get_aliased_input_tensor", crossed, "written over 'past_key_1', not in place"),
         ("is_shape_inference_io", lambda e, n: n == "past_lens", "'past_lens' is read on the host"),
         ("get_tensor_dtype", lambda e, n: DataType.HALF, "'input_ids' is float16 in the graph"),
-        ("get_tensor_dtype", lambda e, n: DataType.INT8, "is DataType.INT8 in the graph"),
+        ("get_tensor_dtype", lambda e, n: DataType.INT8, "is int8 in the graph"),
         ("get_tensor_shape", lambda e, n: (-1, 2, 57, 16), "in the graph.*in bundle.json"),
         ("create_execution_context", lambda e, s: None, "no execution context"),
     ],

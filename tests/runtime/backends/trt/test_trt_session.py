@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from trtllm_lite.runtime.backends.device import DeviceError
+from trtllm_lite.runtime.backends.fake_tensorrt import FakeContext
 from trtllm_lite.runtime.errors import EngineDeadError, RunInterruptedError, StepError, UsageError
 
 Make = Callable[..., Any]
@@ -66,8 +67,8 @@ def test_the_cache_is_one_allocation_that_no_run_copies(rig: Any) -> None:
     before = len(rig.device.addresses)
     session = rig.session()
     opened = rig.device.addresses
-    # The pool, the memory of the contexts, inputs and logits on both sides.
-    assert len(opened) - before == 6
+    # The pool, room for swaps, the memory of the contexts, inputs and logits on both sides.
+    assert len(opened) - before == 7
     assert session.pool.nbytes == 2 * 2 * 4 * 2 * 56 * 16 * 4
     held = session.pool.keys(0)[0]
     session.run(rig.batch("prefill", 0, [(0, [1, 2, 3])]))
@@ -110,19 +111,20 @@ def test_recorded_runs_are_forgotten_when_memory_moves(rig: Any) -> None:
 def test_a_large_decode_batch_is_filled_up_with_rows_of_free_slots(make: Make) -> None:
     rig = make(rows=(1, 20), max_num_seqs=20)
     driver = rig.driver(num_slots=20)
-    context = rig.context_of(driver.session, "decode")
     driver.run("prefill", 0, [[1 + i % 5] * 3 for i in range(11)])
 
     def rows() -> int:
-        return int(context.executions[-1]["input_ids"][0])
+        return int(rig.executions(driver.session, "decode")[-1]["input_ids"][0])
 
     driver.run("decode", 0, [[i] for i in range(11)])
     assert rows() == 16
     driver.run("decode", 0, [[i] for i in range(11)])
     assert (rows(), rig.device.recorded[-1].launches) == (16, 1)
     driver.run("prefill", 13, [[9, 8, 7, 6]])  # a prompt in a slot that would be written
-    driver.run("decode", 0, [[i] for i in range(11)])
-    assert rows() == 11
+    for _ in range(2):
+        driver.run("decode", 0, [[i] for i in range(11)])
+    # Every number of rows comes by in this way: only the usual ones are worth a recording.
+    assert (rows(), len(rig.device.recorded)) == (11, 1)
     driver.run("decode", 13, [[5]])
     driver.release(13)
     driver.run("decode", 0, [[i] for i in range(11)])
@@ -134,10 +136,22 @@ def test_a_batch_beyond_the_profiles_is_run_in_pieces(make: Make) -> None:
     driver = rig.driver()
     prompts = [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], [1, 2], [3, 4, 5, 6, 7, 8], [9]]
     driver.run("prefill", 0, prompts)
-    assert max(x["input_ids"][0] for x in rig.context_of(driver.session, "extend").executions) == 1
+    assert max(x["input_ids"][0] for x in rig.executions(driver.session, "extend")) == 1
     driver.run("decode", 0, [[i] for i in range(4)])
     driver.run("prefill", 1, [[3, 4, 5, 6, 7, 8, 9, 1, 2]], every=True)
     driver.run("decode", 0, [[7, 8, 9, 10, 11], [1, 2, 3]], every=True)
+
+
+def test_logits_that_are_wanted_more_than_once_are_computed_once(make: Make) -> None:
+    """Four positions a row, which are two, where the plan gives three at most."""
+    rig = make(num_logits=(1, 3))
+    session = rig.session()
+    batch = rig.batch("prefill", 0, [(0, [3, 1, 4])])
+    batch = replace(batch, logits_indices=np.array([[2, 0, 2, 2]]))
+    logits = session.run(batch)
+    expected = rig.model.reference([3, 1, 4])[[2, 0, 2, 2]]
+    assert logits[0] == pytest.approx(expected, abs=1e-5)
+    assert rig.count(session) == [1, 0, 0]
 
 
 def test_short_runs_are_filled_up_to_the_profile(make: Make) -> None:
@@ -145,7 +159,7 @@ def test_short_runs_are_filled_up_to_the_profile(make: Make) -> None:
     driver = rig.driver()
     driver.run("prefill", 0, [[1, 2], [3]])
     driver.run("prefill", 0, [[4, 5], [6, 7, 8]])
-    shapes = rig.context_of(driver.session, "extend").executions[-1]
+    shapes = rig.executions(driver.session, "extend")[-1]
     assert (shapes["input_ids"], shapes["logits_indices"]) == ((2, 4), (2, 2))
     full = rig.batch("prefill", 2, [(53, [1, 2, 3])])
     with pytest.raises(StepError, match=r"53 cached and 4 new tokens.*does not fit the 56"):
@@ -191,13 +205,12 @@ def test_a_step_that_fails_says_why_and_the_next_one_runs(
 ) -> None:
     driver = rig.driver()
     driver.run("prefill", 0, [[1, 2, 3], [4]])
-    context = rig.context_of(driver.session, "decode")
     with monkeypatch.context() as patch:
-        patch.setattr(context, "execute_async_v3", lambda stream: False)
+        patch.setattr(FakeContext, "execute_async_v3", lambda self, stream: False)
         with pytest.raises(StepError, match="tensorrt, decode: the execution was refused"):
             driver.session.run(rig.batch("decode", 0, [(3, [1]), (1, [1])]))
     with monkeypatch.context() as patch:
-        patch.setattr(context, "set_input_shape", lambda name, shape: False)
+        patch.setattr(FakeContext, "set_input_shape", lambda self, name, shape: False)
         with pytest.raises(StepError, match="the shape of input_ids was refused"):
             driver.session.run(rig.batch("decode", 1, [(1, [1])]))
     driver.run("decode", 0, [[5], [6]])
@@ -295,23 +308,76 @@ def test_closing_gives_everything_back(rig: Any) -> None:
         driver.session.move(0, 1, 1)
 
 
-def test_a_broken_device_is_closed_all_the_same(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> None:
+LOST = "fake is lost to this process, which has to be started again: an illegal address was read"
+
+
+def losing(device: Any) -> None:
+    """The next queued work does what breaks a context."""
+
+    def work() -> None:
         raise DeviceError("an illegal address was read")
+
+    device.queue(work)
+
+
+@pytest.mark.parametrize("when", ["run", "recorded run", "read"])
+def test_a_device_that_is_lost_is_the_end_of_the_session(rig: Any, when: str) -> None:
+    """Whatever finds out, everything that comes later says the same, and nothing is given back."""
+    driver = rig.driver()
+    session = driver.session
+    driver.run("prefill", 0, [[1, 2, 3]])
+    if when == "recorded run":
+        driver.run("decode", 0, [[1]])
+        driver.run("decode", 0, [[2]])
+    held = set(rig.device.addresses)
+    losing(rig.device)
+    calls: list[Callable[[], object]] = [
+        lambda: session.run(rig.batch("decode", 0, [(5, [1])])),
+        lambda: session.read(0, [(0, 2)]),
+        lambda: session.move(0, 1, 2),
+        lambda: session.release(0),
+    ]
+    first = calls[1] if when == "read" else calls[0]
+    for call in (first, *calls):
+        with pytest.raises(EngineDeadError) as caught:
+            call()
+        assert str(caught.value) == LOST
+    session.close()
+    session.close()
+    assert held <= set(rig.device.addresses)
+    with pytest.raises(EngineDeadError, match="closed"):
+        session.release(0)
+
+
+def test_a_wait_that_fails_after_a_run_that_failed_is_the_end(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the code: nobody knows what is still queued."""
+
+    def broken() -> None:
+        raise DeviceError("unknown error")
 
     driver = rig.driver()
     driver.run("prefill", 0, [[1, 2, 3]])
     monkeypatch.setattr(rig.device, "synchronize", broken)
-    for _ in range(2):
-        with pytest.raises(StepError, match="tensorrt, decode: an illegal address was read"):
-            driver.session.run(rig.batch("decode", 0, [(3, [1])]))
-    monkeypatch.setattr(rig.device, "use", broken)
-    driver.session.close()
-    assert rig.device.addresses == ()
+    with pytest.raises(EngineDeadError, match="unknown error"):
+        driver.session.run(rig.batch("decode", 0, [(3, [1])]))
+
+
+def test_memory_that_cannot_be_had_ends_one_step(make: Make) -> None:
+    """More logits than ever before, on a device that is full."""
+    rig = make(num_logits=(1, 24))
+    driver = rig.driver()
+    driver.run("prefill", 0, [[1, 2, 3]])
+    free = rig.device.memory()[0]
+    rig.device.allocate(free)
+    with pytest.raises(StepError, match=r"bytes asked for, .* are free"):
+        driver.run("prefill", 1, [[4] * 20], every=True)
 
 
 def test_a_pool_that_does_not_fit_is_refused_with_numbers(make: Make) -> None:
     rig = make(device_bytes=100_000)
-    with pytest.raises(UsageError, match=r"4 slots x 56 tokens needs 0.0 GiB; fake has 0.0 of 0.0"):
+    says = r"4 slots x 56 tokens needs 0.0 GiB; fake has 0.0 of 0.0 GiB free; .* or build plans"
+    with pytest.raises(UsageError, match=says):
         rig.session()
     assert rig.device.addresses == ()
