@@ -141,7 +141,9 @@ def test_exact_rounding_has_rates_of_its_own() -> None:
         assert estimate.tokens_per_second == pytest.approx(measured, rel=0.25)
     fast = replace(run, kernels=NATIVE)
     assert fast.cpu.step(run.work, 16, 128).seconds < run.cpu.step(run.work, 16, 128).seconds
-    assert predict(run.work, fast.cpu, 16, 128, 64).tokens_per_second > 1.25 * measured
+    rounded_once = predict(run.work, fast.cpu, 16, 128, 64).tokens_per_second
+    assert rounded_once > measured, "the constants of the other rounding promise too much"
+    assert abs(rounded_once - measured) > abs(estimate.tokens_per_second - measured)
     # A lone request waits for the weights, and prompts have many tokens.
     assert fast.cpu.step(run.work, 1, 128) == run.cpu.step(run.work, 1, 128)
     assert fast.cpu.prompt(run.work, 512) == run.cpu.prompt(run.work, 512)
