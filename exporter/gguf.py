@@ -107,6 +107,7 @@ class GgufSource:
         try:
             values: Array = dequantize(raw, kind).reshape(shape)
         except NotImplementedError as error:
+            # What gguf-py raises for a type that it has a name for, but no decoder in Python.
             raise UnsupportedError(
                 f"GGUF tensors of type {kind.name} ({entry.name})",
                 "the types that gguf-py dequantizes",

@@ -37,7 +37,7 @@ class CalibratedQuantizer:
         weights = torch.from_numpy(np.array(finite(name, rows), np.float32))
         known = self._statistics.get(name)
         importance = torch.ones(weights.shape[1]) if known is None else damped(known.inputs.power)
-        found, zero = find_grid(weights, importance, bits, block)
+        found, zero = self._grid(weights, importance, bits, block)
         scale = torch.from_numpy(short_scale(name, found.numpy(), scales))
         if known is None or known.inputs.moment is None:
             q = nearest(weights, scale, zero, bits, block)
@@ -45,6 +45,12 @@ class CalibratedQuantizer:
             factor = self._factor(known.inputs, known.inputs.moment)
             q = round_with_feedback(weights, factor, scale, zero, bits, block)
         return Quantized(q.to(torch.uint8).numpy(), scale.numpy(), zero.to(torch.uint8).numpy())
+
+    def _grid(
+        self, weights: Tensor, importance: Tensor, bits: int, block: int
+    ) -> tuple[Tensor, Tensor]:
+        """Scale and zero point of each block, [n, K / block] both."""
+        return find_grid(weights, importance, bits, block)
 
     def _factor(self, inputs: InputStatistics, moment: Tensor) -> Factor:
         if self._last is None or self._last[0] is not inputs:

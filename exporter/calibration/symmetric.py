@@ -7,28 +7,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trtllm_lite.exporter.calibration.gptq import Factor, factorize, round_with_feedback
-from trtllm_lite.exporter.calibration.grid import FACTORS, TINY, nearest
-from trtllm_lite.exporter.calibration.quantizer import damped
-from trtllm_lite.exporter.calibration.statistics import InputStatistics, Statistics
-from trtllm_lite.exporter.quantize.quantizer import (
-    Quantized,
-    RoundToNearest,
-    blocked,
-    finite,
-    short_scale,
-)
+from trtllm_lite.exporter.calibration.grid import FACTORS, TINY
+from trtllm_lite.exporter.calibration.quantizer import CalibratedQuantizer
+from trtllm_lite.exporter.quantize.quantizer import Quantized, RoundToNearest, blocked
 
 Tensor = torch.Tensor
 
 
-class SymmetricQuantizer:
-    """GPTQ where the inputs' second moment is known; otherwise the nearest integers. Grids are
-    searched with the inputs' power where that is known. 8 bits are rounded to nearest."""
-
-    def __init__(self, statistics: Statistics) -> None:
-        self._statistics = statistics
-        self._last: tuple[InputStatistics, Factor] | None = None
+class SymmetricQuantizer(CalibratedQuantizer):
+    """Grids about zero, searched with the inputs' power where that is known. 8 bits are rounded to
+    nearest."""
 
     def quantize(
         self,
@@ -42,23 +30,13 @@ class SymmetricQuantizer:
         UnsupportedError for NaN and infinity."""
         if bits == 8:
             return RoundToNearest().quantize(name, rows, bits, block, scales)
-        weights = torch.from_numpy(np.array(finite(name, rows), np.float32))
-        known = self._statistics.get(name)
-        importance = torch.ones(weights.shape[1]) if known is None else damped(known.inputs.power)
-        found = symmetric_scales(weights, importance, bits, block)
-        scale = torch.from_numpy(short_scale(name, found.numpy(), scales))
-        zero = torch.full_like(scale, 2.0 ** (bits - 1))
-        if known is None or known.inputs.moment is None:
-            q = nearest(weights, scale, zero, bits, block)
-        else:
-            factor = self._factor(known.inputs, known.inputs.moment)
-            q = round_with_feedback(weights, factor, scale, zero, bits, block)
-        return Quantized(q.to(torch.uint8).numpy(), scale.numpy(), zero.to(torch.uint8).numpy())
+        return super().quantize(name, rows, bits, block, scales)
 
-    def _factor(self, inputs: InputStatistics, moment: Tensor) -> Factor:
-        if self._last is None or self._last[0] is not inputs:
-            self._last = (inputs, factorize(moment))
-        return self._last[1]
+    def _grid(
+        self, weights: Tensor, importance: Tensor, bits: int, block: int
+    ) -> tuple[Tensor, Tensor]:
+        scale = symmetric_scales(weights, importance, bits, block)
+        return scale, torch.full_like(scale, 2.0 ** (bits - 1))
 
 
 def symmetric_scales(rows: Tensor, importance: Tensor, bits: int, block: int) -> Tensor:

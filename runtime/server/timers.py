@@ -40,8 +40,11 @@ class RuledProtocol(H11Protocol):
     _rules: ClassVar[ConnectionRules]
     _head_timer: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        # As uvicorn declares it: asyncio only ever passes a Transport to this protocol.
+    # As uvicorn declares it: asyncio only ever passes a Transport to this protocol.
+    def connection_made(
+        self,
+        transport: asyncio.Transport,  # type: ignore[override]  # narrower than asyncio's base
+    ) -> None:
         super().connection_made(transport)
         surplus = len(self.connections) - self._rules.most
         if surplus > TURNED_AWAY:
