@@ -147,7 +147,7 @@ class Scheduler:
             left = min(left, prompt if prompt > 0 else self._decoded_chunk)
         if _wants_all_logits(sequence):
             most = min(most, MAX_PROMPT_LOGPROBS_CHUNK)
-        return min(left if left <= budget + self._tail else budget, most)
+        return left if left <= min(budget + self._tail, most) else min(budget, most)
 
     def _can_admit(self) -> bool:
         """Whether the head of the queue may start. It must leave every running sequence room for
